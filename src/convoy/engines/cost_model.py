@@ -1,7 +1,8 @@
-"""A cost model for engines made of torch's operations: products at a rate, passes over memory at a rate, calls at a price.
+"""A cost model for engines that use PyTorch's operations: a rate for products, a rate for passes over memory, a price per call.
 
-It orders a search and leaves out what has no hope. On the CPU that it was fitted to (EPYC 9004, one core, layers of VGG-16,
-AlexNet and ResNet-50) it is within a factor of two for products and Winograd, and up to five too low for FFTs of large images.
+It orders a search and prunes hopeless candidates. On the CPU that it was fitted to (EPYC 9004, one core, layers of VGG-16,
+AlexNet and ResNet-50) it is within a factor of two for products and Winograd, and up to five too low for FFTs of large
+images.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _CPU_BYTES: Final = 15e9
 
 _CPU_CALL_US: Final = 3.0
 _GPU_CALL_US: Final = 2.0
-"""What one torch operation costs at least; on a GPU inside a captured graph, where a kernel takes 1.1 us to start."""
+"""Least cost of one PyTorch operation; on a GPU inside a captured graph, where a kernel takes 1.1 us to start."""
 
 _H100_UNITS: Final = 132
 _H100_FLOPS: Final = 40e12
@@ -30,13 +31,13 @@ _H100_BYTES: Final = 2e12
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """What one launch does.
+    """The work of one launch.
 
     Attributes:
-        flops: operations of its matrix products, a multiply-add counted as two.
-        bytes: read and written, by all of its operations.
-        calls: number of torch operations.
-        half: whether the products' operands are of a half type.
+        flops: operations of its matrix products; a multiply-add counts as two.
+        bytes: bytes read and written by all of its operations.
+        calls: number of PyTorch operations.
+        half: whether the products' operands are fp16 or bf16.
     """
 
     flops: float

@@ -26,7 +26,7 @@ class _Fresh(Executable):
         self.deterministic = inner.deterministic
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
-        """What the executable inside accepts."""
+        """Slices that the wrapped executable accepts."""
         return self._inner.accept_slice(result, pitch, offset)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:

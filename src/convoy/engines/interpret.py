@@ -25,9 +25,9 @@ _Step = Callable[[Slots], None]
 
 
 class GraphFunction:
-    """A graph as a function of tensors. Holds no tensors; safe to call from several threads at once.
+    """A graph as a function of tensors. It holds no tensors and may be called from several threads at once.
 
-    It records no gradient of its own accord and changes no grad mode: call it under `torch.no_grad()`.
+    It does not change the grad mode: call it under `torch.no_grad()`, unless gradients are wanted.
     """
 
     def __init__(self, steps: Sequence[tuple[_Step, tuple[int, ...]]], outputs: tuple[int, ...], sizes: _Sizes) -> None:
@@ -130,7 +130,7 @@ class _Compiler:
         return run
 
     def _gradient(self) -> _Step:
-        """One direction of ATen's convolution_backward; of the operand whose gradient is asked for only the sizes are read."""
+        """One direction of ATen's convolution_backward, which reads only the sizes of the operand whose gradient is computed."""
         first, second = (self.slots[name] for name in self.node.refs())
         result = self.slots[self.node.outputs[0]]
         problem = gradient_problem(self.graph, self.node)
@@ -152,11 +152,11 @@ class _Compiler:
         return run_dgrad if problem.direction == "dgrad" else run_wgrad
 
     def _multiply_add(self) -> _Step:
-        """A per-channel `shift + x * scale`, which is what a batch norm that cannot be folded becomes.
+        """A per-channel `shift + x * scale`: a batch norm that cannot be folded.
 
-        ATen's addcmul is the fastest form in channels_last, but not vectorised on a CPU where the channel is not the
-        innermost side: there a product and an addition in place take a third of its time ([1,256,56,56], one AVX2 core:
-        batch_norm 131 µs, addcmul 356, in two steps 114; in channels_last 211, 79, 140).
+        ATen's addcmul is fastest in channels_last. On a CPU it is not vectorised if the channel is not the innermost
+        dimension; there a product and an addition in place take a third of its time ([1,256,56,56], one AVX2 core: batch_norm
+        131 µs, addcmul 356, two steps 114; in channels_last 211, 79, 140).
         """
         shift, x, scale = (self._slot(arg) for arg in self.node.args)
         result = self.slots[self.node.outputs[0]]
@@ -217,7 +217,7 @@ class _Compiler:
 
     def _store(self, call: Callable[[Slots], Any]) -> _Step:
         outputs = self.node.outputs
-        if self.double:  # what makes numbers of its own, such as `eye`, makes them in PyTorch's default dtype
+        if self.double:  # operators that create numbers, such as `eye`, use PyTorch's default dtype
             call = widened(call)
         if len(outputs) == 1 and not returns_many(self.node.op):
             only = self.slots[outputs[0]]

@@ -91,7 +91,7 @@ def _is_one_channel_a_group(problem: ConvProblem) -> bool:
 
 
 def _has_columns_in_padding(problem: ConvProblem) -> bool:
-    """Whether some column of the filter meets no column of the image, whatever the output."""
+    """Whether some column of the filter lies outside the image for every output."""
     firsts = range(-problem.pad_w, problem.q * problem.stride_w - problem.pad_w, problem.stride_w)
     columns = range(0, problem.s * problem.dilation_w, problem.dilation_w)
     return any(all(not 0 <= first + column < problem.w for first in firsts) for column in columns)

@@ -8,24 +8,24 @@ from collections.abc import Sequence
 import torch
 
 ALIGNMENT = 256
-"""Bytes: what the caller promises for the workspace's start, kept for every piece."""
+"""Bytes that every tensor's start is a multiple of; the caller promises it for the workspace's start."""
 
 
 class Scratch:
-    """The layout of a workspace. Built once with an executable; `views` then costs one slice and one reshape a piece."""
+    """The layout of a workspace: tensors one after another. `views` costs a slice and a reshape per tensor."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[int, int, torch.dtype, tuple[int, ...]]] = []
         self.size_bytes = 0
 
     def add(self, shape: Sequence[int], dtype: torch.dtype) -> None:
-        """Append a dense, row-major piece."""
+        """Append a dense, row-major tensor."""
         size = math.prod(shape) * dtype.itemsize
         self._pieces.append((self.size_bytes, size, dtype, tuple(shape)))
         self.size_bytes += -(-size // ALIGNMENT) * ALIGNMENT
 
     def views(self, workspace: torch.Tensor | None) -> list[torch.Tensor]:
-        """The pieces, in the order of `add`, in a flat uint8 tensor of at least `size_bytes`; None where that is 0."""
+        """The tensors, in the order of `add`, in a flat uint8 tensor of at least `size_bytes`; None where that is 0."""
         if workspace is None:
             workspace = torch.empty(0, dtype=torch.uint8)
         return [workspace[at : at + size].view(dtype).view(shape) for at, size, dtype, shape in self._pieces]

@@ -1,4 +1,4 @@
-"""A piece of the graph, read from its problem: what the engines that compute pieces share."""
+"""Subgraphs, read from their problems: shared by the engines that compute them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEMORY_FORMATS: Final = {"nchw": torch.contiguous_format, "nhwc": torch.channels
 
 @lru_cache(maxsize=1024)
 def parse_subgraph(text: str) -> Graph:
-    """The graph of a piece's text.
+    """The graph of a subgraph problem's text.
 
     Raises:
         InputError: text that is no graph.
@@ -33,7 +33,7 @@ def parse_subgraph(text: str) -> Graph:
 
 @lru_cache(maxsize=1024)
 def torch_support(problem: SubgraphProblem) -> Support:
-    """Whether PyTorch can run a piece: its text is a graph, in a layout of torch's, of operators that this PyTorch has."""
+    """Whether PyTorch can run a subgraph: valid text, a memory format of PyTorch's, and operators that this PyTorch has."""
     if problem.layout == "blocked":
         return Support.no("PyTorch's operators take nchw and nhwc tensors, got blocked")
     try:
@@ -44,11 +44,11 @@ def torch_support(problem: SubgraphProblem) -> Support:
 
 
 def pooling_of(problem: SubgraphProblem, *, flat: bool = False) -> tuple[Pool, TensorSpec] | None:
-    """The pooling that a piece is, and what it reads; None for any other piece.
+    """The pooling that a subgraph consists of, and its input; None for any other subgraph.
 
     Args:
-        problem: the piece.
-        flat: ask for one with a view behind it that makes each image's values a row.
+        problem: the subgraph.
+        flat: require a view after the pooling that flattens each image.
     """
     graph = parse_subgraph(problem.text)
     if len(graph.nodes) != 1 + flat or len(graph.inputs) != 1 or graph.outputs != graph.nodes[-1].outputs[:1]:
@@ -63,10 +63,10 @@ def pooling_of(problem: SubgraphProblem, *, flat: bool = False) -> tuple[Pool, T
 
 
 class SubgraphResults:
-    """Turns what operators return into what a launch must leave: new tensors in the problem's memory format.
+    """Converts the operators' return values to results that a launch may hand out: new tensors in the problem's memory format.
 
-    Operators may hand back a view of an argument, or the argument itself. A result that lies in an argument's memory would
-    change with it, so it is copied. Only results that may be such are looked at, because a look costs about a microsecond.
+    An operator may return a view of an argument, or the argument itself. Such a result would change with the argument, so it
+    is copied. Only results that may alias an argument are checked, because a check costs about a microsecond.
     """
 
     def __init__(self, problem: SubgraphProblem) -> None:
@@ -84,7 +84,7 @@ class SubgraphResults:
         read_from: Sequence[torch.Tensor],
         results: list[torch.Tensor | None],
     ) -> None:
-        """Fill `results` with what was `made` from the tensors `read_from` (args and constants)."""
+        """Fill `results` from the return values `made`; `read_from` are the args and constants that they may alias."""
         held = {t.untyped_storage().data_ptr() for t in read_from} if self._watch else ()
         for index, (tensor, layout) in enumerate(zip(made, self._formats, strict=True)):
             result = tensor.contiguous(memory_format=layout)

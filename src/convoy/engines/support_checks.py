@@ -1,4 +1,4 @@
-"""What the engines that are made of torch's own operations refuse, and why: the conditions that they share."""
+"""Support checks shared by the engines that use PyTorch's operations; each refusal has a reason."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def plain_convolution(problem: Problem, directions: Sequence[str] = ("fprop",), 
 
 
 def without_pooling(problem: ConvProblem) -> Support:
-    """No, where the epilogue pools: for every engine that leaves the pooling to a kernel of its own."""
+    """Refuses a pooling epilogue: for every engine that leaves the pooling to another kernel."""
     pool = problem.epilogue.pool
     return Support.yes() if pool is None else Support.no(f"supports no pooling in the epilogue, got {pool}")
 
 
 def transforms_allowed(problem: ConvProblem) -> Support:
-    """No under numerics `strict`: for engines that compute on transformed tiles (Winograd, FFT).
+    """Refuses numerics `strict`: for engines that compute on transformed tiles (Winograd, FFT).
 
-    Their rounding follows the largest value of a tile, and not the terms of a sum: beside 1e4, a sum of small terms may lose
-    every digit. A transform may also overflow where the sum is finite.
+    Their rounding error is relative to the largest value of a tile, not to the terms of a sum: next to 1e4, a sum of small
+    terms may lose every digit. A transform may also overflow where the sum is finite.
     """
     if problem.numerics != "strict":
         return Support.yes()

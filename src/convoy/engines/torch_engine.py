@@ -1,4 +1,4 @@
-"""TorchEngine: base of the engines that are made of torch's own operations and need no compiling."""
+"""TorchEngine: base of the engines that use PyTorch's operations and compile nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TorchEngine(Engine):
     """An engine whose executables are cheap to make and know their own workspace and work."""
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
-        """What the executable says."""
+        """The executable's workspace."""
         return self.executable(problem, knobs).workspace_bytes
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
@@ -32,8 +32,8 @@ class TorchEngine(Engine):
 
 
 class TorchExecutable(Executable):
-    """An executable that can tell what its launch does."""
+    """An executable that reports the work of its launch."""
 
     @abstractmethod
     def work(self) -> KernelWork:
-        """What one launch does."""
+        """The work of one launch."""

@@ -11,13 +11,13 @@ import torch
 
 
 class HeldFlag:
-    """A process-wide flag that several threads may hold at one value at once: the first sets it, the last puts it back.
+    """A process-wide flag that several threads may hold at one value at once: the first sets it, the last restores it.
 
-    Saving and restoring alone would not do: of two threads that overlap, the second saves what the first has set, and leaves
-    it behind. While it is held, other threads' own calls see the value too.
+    Saving and restoring in each thread would be wrong: of two threads that overlap, the second would save the value that the
+    first has set, and leave it set. While the flag is held, other threads' calls see the value too.
 
     Args:
-        owner: gives the object that has the flag.
+        owner: returns the object that has the flag.
         name: the flag's name.
         value: the value to hold it at.
     """

@@ -1,4 +1,4 @@
-"""What the operators and words of a graph are in torch: dtypes, symbols, and the function behind each `aten.NAME.OVERLOAD`."""
+"""PyTorch's counterpart of a graph's names: dtypes, symbols, and the function of each `aten.NAME.OVERLOAD`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SYMBOLS: Final[Mapping[str, Any]] = {
     "memory_format.nhwc": torch.channels_last,
     "memory_format.preserve": torch.preserve_format,
 }
-"""Words that stand for an argument, but for `DEVICE`."""
+"""Symbols of arguments, except `DEVICE`."""
 
 DEVICE: Final = "device.inputs"
 """Stands for the device of a call's inputs."""
@@ -79,7 +79,7 @@ _MENDED: Final[Mapping[str, Callable[..., Any]]] = {
     AVG_POOL_BACKWARD: _average_gradient,
     GROUP_NORM_BACKWARD: group_norm_gradients,
 }
-"""Operators that some PyTorch gets wrong, and what is run instead."""
+"""Operators that some PyTorch versions compute wrongly, and the functions that replace them."""
 
 _FILES: Final = frozenset({"from_file", "save"})
 """They open files by name; a graph's text may come from a file itself."""
@@ -90,7 +90,7 @@ _STRIDED: Final = frozenset({"as_strided", "as_strided_copy", "as_strided_scatte
 
 @cache
 def resolve(op: str) -> Callable[..., Any]:
-    """The function behind `aten.NAME.OVERLOAD`.
+    """The function of `aten.NAME.OVERLOAD`.
 
     Raises:
         InputError: no such overload, one that writes to its arguments, or one whose result depends on strides.

@@ -25,10 +25,10 @@ from convoy.target import Target
 
 
 class _AtenConvolution(Executable):
-    """torch.conv2d and what follows. ATen's convolution has no form that writes to a given tensor.
+    """torch.conv2d and the epilogue. ATen's convolution cannot write to a given tensor.
 
     (The overload `aten.convolution.out` makes a new tensor and copies it.) Where oneDNN has a known defect, ATen's own
-    convolution does it.
+    convolution is used.
     """
 
     allocates_results = True
@@ -72,7 +72,7 @@ class _AtenConvolution(Executable):
         problem = self._problem
         stride, padding, dilation, groups = self._sizes
         first, second = buffers.args
-        # Of the operand whose gradient is asked for only the sizes are read.
+        # ATen reads only the sizes of the operand whose gradient is computed.
         if problem.direction == "dgrad":
             dy, weight = first, second
             x = dy.new_empty(1).expand(problem.x_spec.shape)
@@ -89,9 +89,10 @@ class _AtenConvolution(Executable):
 
 
 def _unsteady(problem: Problem, target: Target) -> str:
-    """Why the same inputs may give different bits from run to run, left to itself; empty: they do not.
+    """Why ATen's default algorithm may give different bits from run to run; empty if it is deterministic.
 
-    Of convolutions those are cuDNN's gradients (its documentation, "Reproducibility"), of pieces `nondeterminism.TABLE` says it.
+    For convolutions that holds for cuDNN's gradients (its documentation, "Reproducibility"), for subgraphs see
+    `nondeterminism.TABLE`.
     """
     if isinstance(problem, SubgraphProblem):
         return nondeterminism.describe(nondeterminism.in_aten(parse_subgraph(problem.text), target.device))
@@ -101,7 +102,7 @@ def _unsteady(problem: Problem, target: Target) -> str:
 
 
 def _has_steady_setting(problem: Problem, target: Target) -> bool:
-    """Whether what is unsteady by itself can be had with the same bits in every run."""
+    """Whether a nondeterministic problem also has a deterministic algorithm."""
     if not _unsteady(problem, target):
         return False
     return not isinstance(problem, SubgraphProblem) or nondeterminism.has_deterministic_variant(
@@ -133,7 +134,7 @@ class _AtenLinear(Executable):
 
 
 class _AtenSubgraph(Executable):
-    """The operators of a piece of the graph, one after another."""
+    """The operators of a subgraph, one after another."""
 
     allocates_results = True
 
@@ -192,16 +193,16 @@ class Aten(Engine):
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """As PyTorch runs it, and where that may give different bits from run to run, as it runs when told to give the same.
+        """The default knobs; if they are nondeterministic, also knobs for PyTorch's deterministic algorithms.
 
-        A gradient by cuDNN has that by `torch.backends.cudnn.deterministic`, a piece by `torch.use_deterministic_algorithms`
-        unless an operator in it has no such form: then there is no setting for it.
+        cuDNN's gradients use `torch.backends.cudnn.deterministic`, subgraphs `torch.use_deterministic_algorithms`. A subgraph
+        with an operator that has no deterministic algorithm gets no such knobs.
         """
         plain = Knobs()
         return (plain, Knobs.of(**{DETERMINISTIC: True})) if _has_steady_setting(problem, target) else (plain,)
 
     def nondeterminism_reason(self, problem: Problem, knobs: Knobs, target: Target) -> str:
-        """Gradients by cuDNN, and pieces with certain operators."""
+        """Yes for cuDNN's gradients and for subgraphs with certain operators."""
         return "" if knobs.get(DETERMINISTIC) else _unsteady(problem, target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:

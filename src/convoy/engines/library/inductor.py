@@ -1,8 +1,8 @@
-"""inductor: pieces of the graph (pooling, concatenation, pointwise work, norms) fused and compiled by torch._inductor.
+"""inductor: subgraphs (pooling, concatenation, pointwise work, norms) fused and compiled by torch._inductor.
 
-The piece is traced at its own sizes and memory format, results included, and handed to `torch._inductor.standalone_compile`
-(PyTorch 2.11 to 2.13): C++ by the host's compiler on a CPU, Triton on a GPU. Inductor keeps what it made in its own cache on
-disk, so another process gets it in about ten milliseconds. What compiling costs is in docs/kernels/cpu.md.
+The subgraph is traced at its sizes and memory format, results included, and compiled by `torch._inductor.standalone_compile`
+(PyTorch 2.11 to 2.13): C++ by the host's compiler on a CPU, Triton on a GPU. Inductor keeps its results in its own cache on
+disk, so that another process loads one in about ten milliseconds. The cost of compiling is in docs/kernels/cpu.md.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _FOR_WHOLE_NETS: Final = {
     "coordinate_descent_tuning": False,
     "triton.cudagraphs": False,
 }
-"""What is turned on for whole nets, as Inductor has it by itself: the process that measured a piece knew nothing of that. Another
-piece would run than was measured, compiled anew instead of taken from the cache."""
+"""Options that Inductor enables for whole nets. The process that measures a subgraph does not know the net, so they are set here
+too: otherwise the net would run code that was neither measured nor cached."""
 
 _LOCK: Final = threading.Lock()
 """Inductor's configuration and caches are process-wide."""
 
 
 class _Compiled(Executable):
-    """A compiled piece. Its results are new tensors."""
+    """A compiled subgraph. Its results are new tensors."""
 
     allocates_results = True
 
@@ -71,7 +71,7 @@ class _Compiled(Executable):
 
 
 class InductorEngine(Engine):
-    """PyTorch's compiler, on the pieces between convolutions."""
+    """PyTorch's compiler, for the subgraphs between convolutions."""
 
     id = "inductor"
     family = "compiler"
@@ -96,11 +96,11 @@ class InductorEngine(Engine):
         return nondeterminism.describe(nondeterminism.in_inductor(parse_subgraph(problem.text), target.device))
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
-        """Trace and compile; raises CompileError with the compiler's words."""
+        """Trace and compile; raises CompileError with the compiler's message."""
         assert isinstance(problem, SubgraphProblem)
         try:
             function = _compile(problem, target)
-        except Exception as error:  # Inductor and the compilers below raise what they like; it goes on as the log
+        except Exception as error:  # Inductor and its compilers raise many types; the message goes into the log
             words = str(error).strip() or type(error).__name__
             raise CompileError(self.id, words.splitlines()[0], words) from error
         return _Compiled(problem, function, deterministic=not self.nondeterminism_reason(problem, knobs, target))
@@ -180,8 +180,9 @@ def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
         traced = make_fx(piece)(*examples)
         del mode
     # Threads are compiled in: naming them keeps code made by a process with other threads apart in Inductor's cache. On a GPU a
-    # piece has one kernel or two: handing them to Inductor's own processes took 20 of the 46 s in which DenseNet-121's 62 pieces
-    # were taken from the cache (batch 32, H200).
+    # The number of threads is compiled in: with it in the options, Inductor's cache keeps code of processes with other thread
+    # counts apart. On a GPU a subgraph has one or two kernels: compiling them in Inductor's own processes took 20 of the 46 s
+    # in which DenseNet-121's 62 subgraphs were loaded from the cache (batch 32, H200).
     options = {"cpp.threads": target.units} if target.device == "cpu" else {"compile_threads": 1}
     if target.device == "cuda":
         keep_triton_cache()
@@ -191,11 +192,11 @@ def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
 
 
 def keep_triton_cache() -> None:
-    """Hold Triton's cache where it is.
+    """Keep the location of Triton's cache.
 
-    Inductor's first kernel would move it for the whole process (`torch._inductor.runtime.triton_heuristics`), and every
-    kernel of ours that another process had compiled would be compiled again: on an H100 more than half of the time that
-    tuning GoogLeNet's training step took.
+    Inductor's first kernel would move it for the whole process (`torch._inductor.runtime.triton_heuristics`), and Convoy's
+    kernels that another process had compiled would be compiled again: on an H100 more than half of the time of tuning
+    GoogLeNet's training step.
     """
     from triton import knobs
 

@@ -52,7 +52,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 class _Fused(Executable):
-    """What both kinds of layer share: results of the library's own, and packed constants that are opaque."""
+    """Shared by both kinds of layer: results that oneDNN allocates, and opaque packed constants."""
 
     allocates_results = True
 
@@ -62,10 +62,10 @@ class _Fused(Executable):
 
 
 class _OnednnConvolution(_Fused):
-    """torch.ops.mkldnn._convolution_pointwise, with a residual its binary form.
+    """torch.ops.mkldnn._convolution_pointwise, or its binary variant if there is a residual.
 
-    A result of one channel or one pixel fits several memory formats. There the binary form of PyTorch 2.11 describes the
-    residual wrongly ("could not create a memory"), so the residual follows as an ATen call.
+    A result of one channel or one pixel fits several memory formats. For such a result the binary variant of PyTorch 2.11
+    describes the residual wrongly ("could not create a memory"), so the residual is added by an ATen call.
     """
 
     def __init__(self, problem: ConvProblem, weight: str) -> None:
@@ -111,7 +111,7 @@ class _OnednnConvolution(_Fused):
 
 
 class _OnednnLinear(_Fused):
-    """torch.ops.mkldnn._linear_pointwise, or its binary form, with the weight packed or as it is."""
+    """torch.ops.mkldnn._linear_pointwise, or its binary variant, with the weight packed or plain."""
 
     def __init__(self, problem: LinearProblem, weight: str) -> None:
         self._problem, self._weight = problem, weight

@@ -24,14 +24,14 @@ _LAUNCHES_US, _BYTES_US, _CACHED_US = 3.0, 2.4e6, 5e6
 """Two launches, and bytes a microsecond from memory and from an H100's second-level cache."""
 
 _UNDER_WAY = 16e3
-"""Bytes that a multiprocessor must have on their way from memory for full bandwidth: 3.35 TB/s times 0.6 µs over 132 of them. Two
+"""Bytes in flight that a multiprocessor needs for full memory bandwidth: 3.35 TB/s times 0.6 µs over 132 multiprocessors. Two
 forward norms of GoogLeNet with half of that ran at half of an H100's bandwidth (bench/results/pieces-*.csv, commit 3175e1f)."""
 
 _ROWS = dict.fromkeys(("rows", "each", "c"), "i32")
-"""What every kernel is told of its rows."""
+"""Arguments of every kernel that describe its rows."""
 
 _CACHE_BYTES = 30e6
-"""What is read again within a microsecond or two comes from that cache, where it is no more than this."""
+"""Bytes that stay in the L2 cache: data read again within a microsecond or two comes from there."""
 
 
 class BatchNormExecutable(Executable):
@@ -42,7 +42,7 @@ class BatchNormExecutable(Executable):
         self.block_r, self.block_c = knobs.integer("block_r"), knobs.integer("block_c")
         self.columns = -(-norm.c // self.block_c)
         self.parts = knobs.integer("parts")
-        # Statistics that nobody reads are written all the same, behind the parts.
+        # Statistics that nobody reads are still written, behind the partial sums.
         self.workspace_bytes = 4 * norm.c * (2 * self.parts + 4)
         self._warps, self._stages = knobs.integer("warps"), knobs.integer("stages")
         self._waits = target.capability >= 90 and not interpreting()
@@ -116,7 +116,7 @@ class BatchNormExecutable(Executable):
         return sliced_nhwc(role, tensor) if role == "y" else self._checked(role, tensor)
 
     def _builds(self) -> list[KernelBuild]:
-        """Two kernels: sums over a share of the rows, and what follows from all of them."""
+        """The two kernels: partial sums over parts of the rows, then the results."""
         shape = {
             "BLOCK_R": self.block_r, "BLOCK_C": self.block_c, "VECTOR": self.norm.unit, "STAGES": self._stages,
             "WAIT": self._waits,
@@ -191,7 +191,7 @@ class BatchNormExecutable(Executable):
 
 
 def parts_of(norm: Norm, block_r: int, block_c: int, wanted: int) -> int:
-    """Programs along the rows, so that there are so many in all, each with a tile of rows at least."""
+    """Programs along the rows: as many as fill the GPU, each with at least one tile of rows."""
     return max(1, min(MOST_PARTS, wanted // -(-norm.c // block_c), -(-norm.rows // block_r)))
 
 
@@ -206,7 +206,7 @@ class BatchNormEngine(Engine):
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """A piece that is one batch norm of a training step, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
+        """Subgraphs of one batch norm of a training step, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
         if not (found := subgraph_support(problem, target, "computes batch norms")):
             return found
         assert isinstance(problem, SubgraphProblem)
@@ -247,7 +247,7 @@ class BatchNormEngine(Engine):
         return 4 * _known(problem).c * (2 * knobs.integer("parts") + 4)
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
-        """What is read twice comes from the cache the second time, where it fits."""
+        """Data that is read twice comes from the L2 cache the second time, if it fits."""
         norm = _known(problem)
         one = norm.rows * norm.c * DTYPE_BYTES[norm.dtype]
         again = 1 if norm.forward else sum(role in ("dy", "more", "y", "x") for role in norm.args)
@@ -262,7 +262,7 @@ class BatchNormEngine(Engine):
         under_way = again * knobs.integer("block_r") * block_c * width * programs * (0.5 if stages == 1 else stages - 1)
         alone = norm.rows <= knobs.integer("parts") * knobs.integer(
             "block_r"
-        )  # the loop has one turn: nothing to pipeline
+        )  # the loop has one iteration: nothing to pipeline
         busy = min(1.0, programs) if alone else under_way / (under_way + _UNDER_WAY / 4)
         moved = (again + others) * one / _BYTES_US + again * one / (_CACHED_US if cached else _BYTES_US)
         narrow = 1.1 if block_c * width < 128 else 1.0  # bytes of a line of the cache
@@ -276,7 +276,7 @@ class BatchNormEngine(Engine):
 
 
 def _read_bytes(norm: Norm) -> int:
-    """Bytes of a value in all that one turn of a loop reads, which a pipeline keeps in shared memory."""
+    """Bytes per value that one loop iteration reads; a pipeline keeps them in shared memory."""
     return DTYPE_BYTES[norm.dtype] * sum(role in ("dy", "more", "y", "x", "residual") for role in norm.args)
 
 

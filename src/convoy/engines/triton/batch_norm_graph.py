@@ -1,4 +1,4 @@
-"""Pieces of a graph that are one batch norm of a training step, with what stands beside it: read into sizes and roles."""
+"""Subgraphs of one batch norm of a training step and the operators fused with it: their sizes, and the role of each value."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Norm:
     """One batch norm with batch statistics, forward or backward.
 
     Attributes:
-        forward: which of the two.
+        forward: True for the forward pass, False for the backward pass.
         rows: values of a channel: images times pixels.
         c: channels.
-        dtype: of images and their gradients.
+        dtype: dtype of images and their gradients.
         eps: added to the variance.
-        momentum: of the running statistics (forward).
-        start: the channel of dy at which the norm's begin (backward).
-        whole_c: channels of dy, which may be those of several branches (backward); those of y are `c` here.
+        momentum: momentum of the running statistics (forward).
+        start: the first channel of dy that belongs to the norm (backward).
+        whole_c: channels of dy, which may hold several branches (backward); y has `c`.
         relu: whether a ReLU follows (forward), or its mask comes first (backward).
-        args: the role of each arg of the piece. Forward: x, weight, bias, mean, var (running), residual. Backward: dy, more (a
-            second part of dy), y (whose zeros mask dy), x, weight, mean, rstd (of the batch), unused.
+        args: the role of each arg of the subgraph. Forward: x, weight, bias, mean, var (running), residual. Backward: dy,
+            more (a second summand of dy), y (whose zeros mask dy), x, weight, mean, rstd (of the batch), unused.
         results: the role of each result. Forward: y, mean, rstd, new_mean, new_var. Backward: dx, dweight, dbias, masked (dy
             after sum and mask).
     """
@@ -56,7 +56,7 @@ class Norm:
 
 @dataclass(slots=True)
 class _Roles:
-    """Roles of values, by name; a value with two roles makes the piece another one."""
+    """Roles of values, by name; a value with two roles makes the subgraph unsupported."""
 
     found: dict[str, str] = field(default_factory=dict[str, str])
     clash: bool = False
@@ -68,7 +68,7 @@ class _Roles:
 
 
 def norm_of(problem: SubgraphProblem) -> Norm | None:
-    """The batch norm that a piece is; None for any other piece."""
+    """The batch norm that a subgraph computes; None for any other subgraph."""
     graph = parse_subgraph(problem.text)
     forward = [node for node in graph.nodes if node.op == FORWARD]
     backward = [node for node in graph.nodes if node.op == BACKWARD]
@@ -143,7 +143,7 @@ def _norm(
     graph: Graph, roles: _Roles, made: dict[str, str], *,
     relu: bool, forward: bool, eps: float, momentum: float = 0.0, whole_c: int = 0,
 ) -> Norm | None:  # fmt: skip
-    """The piece with its roles; None where a value is missing, has two roles, or has another shape or dtype than it must."""
+    """The batch norm with its roles; None if a value is missing, has two roles, or has an unexpected shape or dtype."""
     if roles.clash or set(roles.found) != set(graph.inputs) or not set(graph.outputs) <= set(made):
         return None
     args = tuple(roles.found[name] for name in graph.inputs)

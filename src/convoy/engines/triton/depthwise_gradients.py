@@ -28,11 +28,11 @@ _ADDED = 16
 """Parts that the last kernel adds at a time."""
 
 _LAUNCH_US, _BYTES_US, _CACHE_US = 1.5, 2.6e6, 7e6
-"""A launch, and bytes a microsecond from memory and through an H100's first-level caches (guesses until a clock has spoken)."""
+"""Microseconds of a launch, and bytes per microsecond from memory and through an H100's L1 caches (estimates, not yet fitted)."""
 
 
 class _DepthwiseGradient(Executable):
-    """What both directions have in common."""
+    """Shared by both directions."""
 
     def __init__(self, problem: ConvProblem, knobs: Knobs, target: Target) -> None:
         self.problem = problem
@@ -153,7 +153,7 @@ class DepthwiseWgradExecutable(_DepthwiseGradient):
 
 
 def parts_of(problem: ConvProblem, block_p: int, block_c: int, wanted: int) -> int:
-    """Programs along the pixels, so that there are so many in all, each with a tile of pixels at least."""
+    """Programs along the pixels: as many as fill the GPU, each with at least one tile of pixels."""
     columns = -(-problem.c // block_c) * -(-problem.r * problem.s // _TAPS)
     return max(1, min(MOST_PARTS, wanted // columns, -(-problem.n * problem.p * problem.q // block_p)))
 
@@ -223,7 +223,7 @@ class DepthwiseGradients(Engine):
         added = 2 * 4 * parts * taps * problem.c / _BYTES_US
         loads = problem.y_spec.elements * (taps + groups)
         guess = 2 * _LAUNCH_US + _guess_us(problem, loads, block_c) / max(busy, 1e-3) + added
-        return max(guess, 2.5 * guess - 3.2)  # by 38 rows of an H200 (20 %)
+        return max(guess, 2.5 * guess - 3.2)  # fitted to 38 rows of an H200 (error 20 %)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile a direction's kernels."""
@@ -240,7 +240,7 @@ def _guess_us(problem: ConvProblem, loads: float, block_c: int) -> float:
 
 
 def _widths(problem: ConvProblem) -> list[int]:
-    """Channels of a tile: whole 64-byte pieces at least, and no more than there are."""
+    """Channels of a tile: at least 64 bytes, and at most all channels."""
     most = max(32, min(128, 1 << (problem.c - 1).bit_length()))
     return list(dict.fromkeys((min(64, most), 32, most)))
 

@@ -22,7 +22,7 @@ _LARGEST_BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The matrix product y[n, k] = x[n, c] · w[k, c]^T behind a problem."""
+    """The matrix product y[n, k] = x[n, c] · w[k, c]^T of a problem."""
 
     n: int
     c: int
@@ -128,7 +128,7 @@ class GemvEngine(Engine):
         return found
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Rows a block, bytes in flight, shares of c."""
+        """Rows of a block, bytes in flight, and parts of c."""
         assert isinstance(problem, ConvProblem | LinearProblem)
         block_n = 1 << max(0, problem.n - 1).bit_length()
         found: list[tuple[float, Knobs]] = []

@@ -1,4 +1,4 @@
-"""Build and launch the swapped kernel for any view: what the engines `swapped`, `pointwise` and `linear` share."""
+"""Builds and launches the swap-AB kernel for any view: shared by the engines `triton.swapped`, `triton.pointwise` and others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def workspace_bytes(view: ConvView, tile: TritonTile) -> int:
 
 
 def pack_tiles(weight: torch.Tensor, tile: TritonTile) -> torch.Tensor:
-    """[k, c, r, s] → rows [k-tile, tap, c-block, BLOCK_K] of BLOCK_C: what one iteration reads is contiguous.
+    """[k, c, r, s] → rows [k-tile, tap, c-block, BLOCK_K] of BLOCK_C, so that one iteration reads contiguous memory.
 
     Channels beyond k and c are zeros, so that the kernel needs no masks.
     """
@@ -113,7 +113,7 @@ class TritonSwapABExecutable(Executable):
             self.reduce = self.reduction(engine, target)
 
     def reduction(self, engine: str, target: Target) -> ReduceSplits:
-        """What adds the parts of a split sum."""
+        """The launch that adds the partial sums of a split reduction."""
         view = self.view
         return ReduceSplits(engine, view.pixels * view.k, view.k, self.splits, self.dtype, self.epilogue, target)
 
@@ -220,13 +220,13 @@ class TritonSwapABExecutable(Executable):
     def multiply(
         self, x: torch.Tensor, buffers: Buffers, partial: torch.Tensor | None, extra: Sequence[Any] | None = None
     ) -> None:
-        """The product of packed weight and x (or what was made of it), and the sum of its parts.
+        """The product of packed weight and x (or a rearranged x), and the sum of its parts.
 
         Args:
-            x: what `x_descriptor` describes.
-            buffers: the launch's; their first two constants are the weight and the bias.
-            partial: room for the partial sums, where the reduction is split.
-            extra: arguments of the kernel between the bias and the sizes; the weight's address, where none are given.
+            x: the tensor that `x_descriptor` describes.
+            buffers: the launch's buffers; the first two constants are weight and bias.
+            partial: scratch for the partial sums, if the reduction is split.
+            extra: arguments of the kernel between the bias and the sizes; by default the weight's address.
         """
         view = self.view
         _, y, residual = checked(buffers, self.epilogue.residual, slices=True)

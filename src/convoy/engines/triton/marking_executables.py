@@ -1,7 +1,7 @@
-"""Executables whose last launch also writes marks of the result: what a reader that skips zeros would have to look for.
+"""Executables whose last launch also writes marks of the result, so that a reader that skips zeros need not search for them.
 
-The ReLU that makes the zeros is in the epilogue of the kernel that writes them, or in the launch that adds the parts of a split
-sum. Both have every value in registers, so that marks cost a maximum over them and some words of memory
+The ReLU that makes the zeros is in the epilogue of the kernel that writes them, or in the launch that adds the parts of a
+split sum. Both have every value in registers, so that marks cost a maximum over them and a few words of memory
 (`kernels/nonzero_marks.py`).
 """
 
@@ -49,7 +49,7 @@ class MarkingExecutable(TritonSwapABExecutable):
     marking: TritonKernel | None = None
 
     def marks_written(self) -> TensorSpec | None:
-        """The marks' shape; None where its tiles are not whole words, its pixels not an image's, or a kernel would be slow."""
+        """The marks' shape; None if tiles are not whole words of channels or span images, or the kernel would be slow."""
         view, tile = self.view, self.tile
         if view.pixels == 0 or tile.block_k % 32 or view.h == view.p == 1:
             return None

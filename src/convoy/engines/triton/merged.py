@@ -1,4 +1,4 @@
-"""triton.merged: parallel 1x1 convolutions of one input in one launch, each result a tensor of its own (see docs/kernels)."""
+"""triton.merged: parallel 1x1 convolutions of one input in one launch, each result in its own tensor (docs/kernels/triton.md)."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _SIZES = ("tiles_k", "end0", "end1", "end2", "iterations")
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What a piece of the graph computes, where it is such a merge.
+    """A merge of parallel convolutions, read from a subgraph.
 
     Attributes:
         parts: the convolutions, without their epilogues, in the order of their weights.
-        results: for each part, which result of the piece it is.
+        results: for each part, the index of its result in the subgraph.
         biased: whether they have biases.
-        activation: theirs.
-        fresh: whether weights and biases are inputs behind x, as in training, and not constants.
+        activation: their activation.
+        fresh: whether weights and biases are inputs after x, as in training, and not constants.
     """
 
     parts: tuple[ConvProblem, ...]
@@ -63,7 +63,7 @@ class Merge:
 
 @lru_cache(maxsize=256)
 def merge_of(text: str) -> Merge | str:
-    """The merge that a piece's text is, or why it is none."""
+    """The merge that a subgraph's text describes, or the reason why it is none."""
     try:
         graph = parse_subgraph(text)
         layers = [node for node in graph.nodes if node.op == "conv2d"]
@@ -193,7 +193,7 @@ class MergedEngine(Engine):
         return Support.yes() if largest < INDEX_LIMIT else Support.no("indexes tensors of fewer than 2^31 elements")
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Tiles by guessed time."""
+        """Tiles by rising estimated time."""
         merge = _merge(problem)
         tiles: list[TritonTile] = []
         for block_k in (64, 128):

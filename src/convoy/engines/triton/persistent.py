@@ -26,7 +26,7 @@ _SIZES = ("tiles", "tiles_k", "tiles_h", "tiles_w", "c_blocks", "iterations", "c
 _SHARED_BYTES = 232448
 _REGISTERS = 65536
 _FLOPS_NS_PER_SM = {2: 4096 * 1.6, 4: 2048 * 1.6}
-"""Half and TF32 operations a nanosecond of one multiprocessor at 1.6 GHz, what an H100 keeps up under such a load."""
+"""Half and TF32 operations per nanosecond of one multiprocessor at 1.6 GHz, which an H100 sustains under such a load."""
 
 _LOAD_BYTES_NS_PER_SM = 56.0
 """7.4 TB/s from L2 over 132 multiprocessors (measured)."""
@@ -77,7 +77,7 @@ def view_of(problem: ConvProblem) -> ConvView:
 
 
 def estimate_us(view: ConvView, form: PersistentTile, units: int) -> float:
-    """A guess in microseconds: the busiest multiprocessor's products or loads, or the memory's bytes."""
+    """Estimated microseconds: the busiest multiprocessor's products or loads, or the memory's bytes."""
     tile = form.tile
     tiles = math.prod(tile.tiles(view))
     resident = min(form.blocks, tiles)
@@ -93,7 +93,7 @@ def estimate_us(view: ConvView, form: PersistentTile, units: int) -> float:
 
 
 def forms(view: ConvView, units: int, residual: bool, limit: int = 24) -> list[PersistentTile]:
-    """Forms worth trying, the best guess first."""
+    """Tile configurations worth trying, by rising estimated time."""
     found: list[tuple[float, int, PersistentTile]] = []
     row = view.is_1x1 and view.n == view.p == 1
     for swapped in (False, True) if row else (True,):
@@ -116,7 +116,7 @@ def forms(view: ConvView, units: int, residual: bool, limit: int = 24) -> list[P
 
 
 def _staged(view: ConvView, tile: TritonTile, swapped: bool, residual: bool) -> list[PersistentTile]:
-    """A tile's forms: those whose accumulator does not spill, as deep a ring as fits."""
+    """A tile's configurations whose accumulator does not spill, each with the deepest pipeline that fits."""
     found: list[PersistentTile] = []
     area = tile.block_k * tile.pixels
     rows = tile.block_k if swapped else tile.pixels  # of the tensor core's first operand: 64 a warpgroup
@@ -138,7 +138,7 @@ def _staged(view: ConvView, tile: TritonTile, swapped: bool, residual: bool) -> 
 
 
 class PersistentExecutable(TritonSwapABExecutable):
-    """One form for one problem."""
+    """One tile configuration for one problem."""
 
     def __init__(
         self, engine: str, view: ConvView, form: PersistentTile, dtype: str, epilogue: Epilogue, target: Target
@@ -221,10 +221,10 @@ class PersistentEngine(TiledKernelEngine[PersistentTile]):
     trusted = False
     tile_config = PersistentTile
     quick_settings = 3
-    """The best of the first four guesses is 2.5 % behind the best of twelve (ResNet-50 at batch 32, H100)."""
+    """The best of the first four settings is 2.5 % behind the best of twelve (ResNet-50 at batch 32, H100)."""
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """What `triton.swapped` takes."""
+        """Accepts the problems of `triton.swapped`."""
         if not (found := product_support(problem, target)):
             return found
         assert isinstance(problem, ConvProblem)
@@ -239,7 +239,7 @@ class PersistentEngine(TiledKernelEngine[PersistentTile]):
         return estimate_us(view_of(problem), form, units)
 
     def build_tile(self, problem: ConvProblem, form: PersistentTile, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+        """Compile one tile configuration; needs no GPU."""
         return PersistentExecutable(self.id, view_of(problem), form, problem.x_dtype, problem.epilogue, target)
 
 

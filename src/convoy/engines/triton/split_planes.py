@@ -18,7 +18,7 @@ _BLOCKS: Final = (1024, 2048, 4096)
 """Values that a thread block has on its way at once: large images are read in few steps, of small ones every block has some."""
 
 AHEAD_BYTES: Final = 1 << 24
-"""Weights asked for ahead, at most: a third of an H100's L2 cache, which holds the planes too."""
+"""Bytes of weights that are prefetched, at most: a third of an H100's L2 cache, which holds the planes too."""
 
 _HEADER_BYTES: Final = 4096
 """The maxima and 1 / s before the planes."""
@@ -37,12 +37,12 @@ def split_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def plane_bytes(elements: int) -> int:
-    """Bytes of the header and of both planes of so many values, up to a multiple of 256."""
+    """Bytes of the header and of both planes of so many values, rounded up to a multiple of 256."""
     return _HEADER_BYTES + -(-4 * elements // 256) * 256
 
 
 def split_us(elements: int) -> float:
-    """A guess of what splitting x takes: two launches, and 12 bytes a value through L2."""
+    """Estimated time of splitting x: two launches, and 12 bytes a value through L2."""
     return 2.0 + 12 * elements / 4e6
 
 
@@ -90,9 +90,9 @@ class PlaneSplit:
 
         Args:
             x: fp32.
-            marks: of x, where the layer before made them (`accept_marks`).
-            weight: what the launch behind reads: asked for in L2 meanwhile.
-            room: `plane_bytes` bytes, which the results lie in.
+            marks: marks of x, if the previous layer wrote them (`accept_marks`).
+            weight: the next launch's weight, which is prefetched into L2 meanwhile.
+            room: scratch of `plane_bytes` bytes, which holds the results.
         """
         maxima = as_floats(room, MAXIMA)
         inverse = room[_HEADER_BYTES // 2 :][:4].view(torch.float32)
@@ -108,7 +108,7 @@ class PlaneSplit:
         return planes, inverse
 
     def accept_marks(self, spec: TensorSpec) -> bool:
-        """Takes the largest magnitudes from them, unless they are so many that reading them would cost more."""
+        """Takes the largest magnitudes from the marks, unless reading all marks would cost more than computing them."""
         _, lines, words = spec.shape
         count = lines * words
         if count > MOST_MARKS:

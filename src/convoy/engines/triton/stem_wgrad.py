@@ -25,7 +25,7 @@ _COPY_BYTES_US = 2.5e6
 
 
 class StemWgradExecutable(Executable):
-    """One share for one problem: a copy of the image, the gradient of filters over windows, its values put in their places."""
+    """One tile for one problem: a copy of the image, the weight gradient over windows, and a scatter to the filter's layout."""
 
     def __init__(self, engine: str, problem: ConvProblem, share: WgradTile, target: Target) -> None:
         self.problem, self.windows = problem, Windows(problem)
@@ -57,7 +57,7 @@ class StemWgradExecutable(Executable):
 
 
 def windows_view(windows: Windows) -> ConvView:
-    """What is left on the copy, as one row of pixels only where its windows lie side by side: most overlap, or leave gaps."""
+    """The remaining gradient on the copy; one row of pixels only if its windows are adjacent: most overlap or leave gaps."""
     left, p = windows.left, windows.problem
     dense = windows.taps == 1 and p.s == p.stride_w
     return wgrad_view(left) if dense else conv_view(left)
@@ -106,7 +106,7 @@ class StemWgradEngine(Engine):
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Shares by guessed time."""
+        """Tiles by rising estimated time."""
         assert isinstance(problem, ConvProblem)
         return [share.knobs for share in wgrad_tiles(windows_view(Windows(problem)), target.units)]
 
@@ -124,7 +124,7 @@ class StemWgradEngine(Engine):
         return estimate_us(windows_view(windows), WgradTile.of(knobs), target.units) + copied + scattered
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
-        """Compile one share."""
+        """Compile one tile."""
         assert isinstance(problem, ConvProblem)
         return StemWgradExecutable(self.id, problem, WgradTile.of(knobs), target)
 

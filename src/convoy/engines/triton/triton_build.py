@@ -1,8 +1,8 @@
-"""Compile one Triton kernel ahead of its launches, refuse slow builds, launch it. The only module here that touches Triton's API.
+"""Compiles one Triton kernel before its launches, refuses slow builds, and launches it. Only this module uses Triton's API.
 
-Kernels are compiled through `triton.compile` for a target given by hand, not at their first call: so a machine without a
-GPU compiles for one, many can be compiled in parallel processes, and a launch does no specialising of its own. Under
-Triton's interpreter (TRITON_INTERPRET=1, for tests) the same calls run the kernel on CPU tensors instead.
+Kernels are compiled by `triton.compile` for a given target, not at their first call. A machine without a GPU can thus compile
+for one, many kernels can be compiled in parallel processes, and a launch specialises nothing. Under Triton's interpreter
+(TRITON_INTERPRET=1, for tests) the same calls run the kernel on CPU tensors instead.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ def device_support(target: Target, capability: int) -> Support:
 
 @dataclass(frozen=True)
 class KernelBuild:
-    """What is needed to compile one kernel.
+    """The inputs of one kernel's compilation.
 
     Attributes:
         engine: the engine's id, for messages.
         function: the `@triton.jit` function.
-        signature: Triton type of every run-time argument, in order (`*fp16`, `i32`, `tensordesc<fp16[64, 64]>`); an
-            argument that is None in this build has type `none`.
+        signature: Triton type of every run-time argument, in order (`*fp16`, `i32`, `tensordesc<fp16[64, 64]>`); an argument
+            that is None in this build has type `none`.
         constants: values of the constexpr arguments.
         divisible: run-time arguments that are multiples of 16 (pointers: 16-byte aligned).
         warps: warps of a thread block.
         stages: depth of the software pipeline.
         dependent: launch with programmatic stream serialisation (the kernel must wait before its first read).
         rounded: descriptors of fp32 tensors whose values the TMA unit rounds to TF32 as it copies them.
-        tensor_cores: made for wgmma: refuse a build where ptxas had to serialise it, or spills at all.
+        tensor_cores: the kernel uses wgmma: refuse a build in which ptxas serialised it, or that spills registers.
     """
 
     engine: str
@@ -139,15 +139,15 @@ def compile_kernel(build: KernelBuild, target: Target) -> Any:
 _ONE_LISTENER = threading.Lock()
 
 _LOG = "ptxas.log"
-"""Where a kernel's log lies in Triton's cache, beside its binary."""
+"""Name of a kernel's log in Triton's cache, beside its binary."""
 
 
 @contextmanager
 def _listening() -> Generator[list[str]]:
-    """What ptxas says while Triton compiles, which prints that where it is asked to and keeps it nowhere.
+    """Collect ptxas's output while Triton compiles: Triton can only print it.
 
-    A name in its module stands in for `print` meanwhile: the standard output is not touched, which belongs to others too. To
-    run ptxas once more for its log takes as long as the first time (0.15 s a kernel, 68 builds profiled on an H200's host).
+    A name in Triton's module replaces `print` meanwhile, so that the standard output is not touched. Running ptxas once more
+    for its log would take as long as the first run (0.15 s a kernel, 68 builds profiled on an H200's host).
     """
     from triton import knobs
     from triton.backends.nvidia import compiler
@@ -212,7 +212,7 @@ def _refuse_slow(build: KernelBuild, compiled: Any) -> None:
 
 
 def assembler_log(compiled: Any) -> str:
-    """What `ptxas -v` says of a compiled kernel; kept beside the binary in Triton's cache, else it is asked again."""
+    """The output of `ptxas -v` for a compiled kernel; from Triton's cache if it was kept there, else ptxas runs again."""
     from triton import knobs
 
     kept = _cache_of(compiled).get_file(_LOG)

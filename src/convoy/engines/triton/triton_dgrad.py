@@ -31,11 +31,11 @@ _REGISTERS = 65536
 _START_US = 1.5
 _BUSY = 0.6
 _MEMORY_BYTES_US = 2.0e6
-"""What happens once, what the persistent kernel's guess of the products comes to here, and what memory moves: fitted to 661 rows
-of an H200 (31 % root mean square error; batch 32 and 128, bf16), where all three add up."""
+"""Fixed time, factor on the persistent kernel's estimate, and memory bandwidth: fitted to 661 rows of an H200 (31 % root mean
+square error; batch 32 and 128, bf16); the three terms add up."""
 
 _GUESSED_START_US = 2.5
-"""What happens once in the persistent kernel's guess."""
+"""The fixed time in the persistent kernel's estimate."""
 
 
 def is_flat(problem: ConvProblem) -> bool:
@@ -44,7 +44,7 @@ def is_flat(problem: ConvProblem) -> bool:
 
 
 def dgrad_view(problem: ConvProblem) -> ConvView:
-    """The convolution over dy that makes the largest parity of dx: `c` is what is summed over (k), `k` what comes out (c)."""
+    """The convolution over dy that computes the largest parity of dx: `c` is summed over (k), `k` is the output (c)."""
     each = DTYPE_BYTES[problem.x_dtype]
     if is_flat(problem):
         pixels = problem.n * problem.h * problem.w
@@ -58,7 +58,7 @@ def dgrad_view(problem: ConvProblem) -> ConvView:
 
 
 def tiles(problem: ConvProblem, units: int, limit: int = 20) -> list[TritonTile]:
-    """Tiles worth trying, the best guess first."""
+    """Tiles worth trying, by rising estimated time."""
     view = dgrad_view(problem)
     found: list[tuple[float, int, TritonTile]] = []
     for block_out in (64, 128, 256):
@@ -103,16 +103,16 @@ def _staged(view: ConvView, tile: TritonTile) -> list[TritonTile]:
 
 
 def _resident(view: ConvView, tile: TritonTile) -> int:
-    """Blocks that a multiprocessor has room for, two at most."""
+    """Blocks that fit a multiprocessor, at most two."""
     shared = tile.stages * (tile.block_k + tile.pixels) * tile.block_c * view.bytes_each + 1024
     registers = tile.warps * 32 * (tile.block_k * tile.pixels // (tile.warps * 32) + 48)
     return min(2, _SHARED_BYTES // shared, _REGISTERS // registers)
 
 
 def guess_us(problem: ConvProblem, tile: TritonTile, units: int) -> float:
-    """The guess of the persistent kernel's forms, all parities side by side as that many more images.
+    """The estimate of the persistent kernel, with all parities counted as that many more images.
 
-    The parities have all taps among them, where the view gives every one as many as the largest has.
+    Together the parities have every tap once; the view counts the largest parity's taps for each.
     """
     view, parities = dgrad_view(problem), problem.stride_h * problem.stride_w
     wide = replace(view, n=view.n * parities)
@@ -223,7 +223,7 @@ class DgradEngine(Engine):
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Tiles by guessed time."""
+        """Tiles by rising estimated time."""
         assert isinstance(problem, ConvProblem)
         return [tile.knobs for tile in tiles(problem, target.units)]
 

@@ -14,7 +14,7 @@ from convoy.support import Support
 from convoy.target import Target
 
 _LEAST_CHANNELS = 16
-"""What Triton's dot sums over, at least, whatever the type: as many channels an iteration."""
+"""Least channels of an iteration: the smallest reduction of Triton's dot, whatever the type."""
 
 
 def block_channels(view: ConvView) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ def block_channels(view: ConvView) -> tuple[int, ...]:
 
 
 def tensor_support(view: ConvView, least: int = _LEAST_CHANNELS) -> Support:
-    """What TMA asks of the sizes; with a stride, blocks of `least` channels or more that divide c."""
+    """TMA's restrictions on the sizes; with a stride, blocks of at least `least` channels that divide c."""
     vector = 16 // view.bytes_each
     if view.c % vector or view.k % vector:
         return Support.no(f"needs c and k as multiples of {vector}, got {view.c} and {view.k}")
@@ -73,7 +73,7 @@ class TritonSwapABEngine(Engine):
         return tensor_support(conv_view(problem))
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Tiles by guessed time."""
+        """Tiles by rising estimated time."""
         assert isinstance(problem, ConvProblem)
         return [tile.knobs for tile in tile_space(conv_view(problem), target.units)]
 

@@ -1,6 +1,6 @@
 """triton.implicit_gemm: convolution by gathered loads, for every stride, padding, dilation and group.
 
-What it was built for and what it takes: docs/kernels/triton.md.
+Purpose and limits: docs/kernels/triton.md.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class TritonImplicitGemmEngine(Engine):
         return conv_support(problem, target, 80)
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Tiles by guessed time; the reduction as one axis where a group has few channels."""
+        """Tiles by rising estimated time; the reduction is one axis if a group has few channels."""
         assert isinstance(problem, ConvProblem)
         strict = is_strict(problem)
         c_group = problem.c // problem.groups

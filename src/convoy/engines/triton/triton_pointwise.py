@@ -42,7 +42,7 @@ class PointwiseEngine(Engine):
         return tensor_support(row_view(problem))
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Tiles by guessed time."""
+        """Tiles by rising estimated time."""
         assert isinstance(problem, ConvProblem | LinearProblem)
         return [tile.knobs for tile in tile_space(row_view(problem), target.units)]
 

@@ -115,7 +115,7 @@ class TritonSplitFp32Engine(Engine):
         return tensor_support(plane_view(problem))
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Tiles by guessed time; an iteration's sum is a run, so it is 128 channels at most."""
+        """Tiles by rising estimated time; an iteration sums at most 128 channels before its sum is added in fp32."""
         assert isinstance(problem, ConvProblem)
         view = plane_view(problem)
         sizes = tuple(b for b in (128, 64, 32) if b < 2 * view.c or b == 32)

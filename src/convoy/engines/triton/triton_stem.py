@@ -137,7 +137,7 @@ class TritonStemEngine(Engine):
         return tensor_support(stem_view(problem))
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Tiles by guessed time."""
+        """Tiles by rising estimated time."""
         assert isinstance(problem, ConvProblem)
         return [tile.knobs for tile in tile_space(stem_view(problem), target.units)]
 

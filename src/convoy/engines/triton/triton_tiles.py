@@ -1,9 +1,9 @@
-"""Tiles: what one thread block computes, which of them are worth trying, and a guess at the time each will take.
+"""Tiles of one thread block: which are worth trying, and an estimate of each one's time.
 
-The guess counts, for one multiprocessor, tensor-core cycles, bytes from L2 and how many are in flight, and for the whole device
-the bytes from memory and the fixed costs of launches. Its constants were fitted to 3,130
-timings of this kernel on an H100, fp16 and TF32, batch 1 and 32 (docs/kernels/triton.md): 12 % root mean square error; on
-average the first guess is 3 % behind the best candidate of its problem, and the best of the first four 1 %.
+The estimate counts, for one multiprocessor, tensor-core cycles, bytes from L2 and bytes in flight, and for the whole device
+the bytes from memory and the fixed costs of launches. Its constants were fitted to 3,130 timings of the swap-AB kernel on an
+H100, fp16 and TF32, batch 1 and 32 (docs/kernels/triton.md): 12 % root mean square error. On average the first tile is 3 %
+behind the best candidate of its problem, and the best of the first four 1 %.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def row_view(problem: ConvProblem | LinearProblem) -> ConvView:
 
 @dataclass(frozen=True, slots=True)
 class TritonTile:
-    """A thread block's share: `block_k` output channels by a box of pixels, `block_c` input channels an iteration.
+    """A thread block's tile: `block_k` output channels by a box of pixels, `block_c` input channels an iteration.
 
-    `pdl`: launched before the kernel in front has ended, waiting inside. `prefetch`: weights asked for before that wait.
+    `pdl`: launched before the previous kernel has ended, and waits inside. `prefetch`: prefetches weights before that wait.
     """
 
     block_k: int
@@ -149,7 +149,7 @@ class TritonTile:
 
 
 def estimate_us(view: ConvView, tile: TritonTile, units: int, planes: int = 1) -> float:
-    """A guess at the kernel's time in microseconds; `planes` is 3 for a product of split operands."""
+    """Estimated microseconds of the kernel; `planes` is 3 for a product of split operands."""
     splits, each = tile.splits(view)
     blocks = math.prod(tile.tiles(view)) * splits
     row_bytes = tile.block_c * view.bytes_each * (1 if planes == 1 else 2)
@@ -209,10 +209,10 @@ _SPLITS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32, 36)
 @lru_cache(maxsize=1024)
 def candidate_tiles(view: ConvView, *, block_cs: tuple[int, ...], pixels: tuple[int, ...], ks: tuple[int, ...], units: int,
                     planes: int = 1, limit: int = 32, splits: tuple[int, ...] = _SPLITS) -> tuple[TritonTile, ...]:  # fmt: skip
-    """The tiles with the best guesses, best first; at most `limit`, varied rather than alike.
+    """The tiles with the best estimates, best first; at most `limit`, with different shapes.
 
-    Of tiles that differ in stages or split alone the best four are kept, so that the list holds different shapes. What a layer's
-    epilogues have in common is found once.
+    Of tiles that differ only in stages or split the best four are kept, so that the list holds different shapes. Results are
+    cached for problems that differ only in their epilogue.
     """
     guesses: list[tuple[float, TritonTile]] = []
     for block_k in ks:

@@ -85,7 +85,7 @@ def wgrad_view(problem: ConvProblem) -> ConvView:
 
 
 def estimate_us(view: ConvView, tile: WgradTile, units: int) -> float:
-    """A guess in microseconds: the busiest multiprocessor's products or loads, the memory's bytes, and the sum of the parts."""
+    """Estimated microseconds: the busiest multiprocessor's products or loads, the memory's bytes, and the sum of the parts."""
     splits, each = tile.splits(view)
     tiles = math.prod(tile.tiles(view)) * view.r * view.s * splits
     stage = (tile.block_k + tile.block_c) * tile.pixels * view.bytes_each
@@ -128,7 +128,7 @@ def wgrad_tiles(view: ConvView, units: int, limit: int = 24) -> list[WgradTile]:
 
 def _pixels(view: ConvView) -> Iterator[tuple[tuple[int, int, int], bool]]:
     """Pixels of an iteration: of one place in many images, or of a row or a box where TMA can take it."""
-    boxed = bool(tensor_support(view, least=1))  # what is summed over here is pixels
+    boxed = bool(tensor_support(view, least=1))  # the reduction is over pixels here
     for size in (16, 32, 64):
         if view.n >= size or (size == 16 and (view.n > 8 or not boxed)):
             yield (size, 1, 1), True

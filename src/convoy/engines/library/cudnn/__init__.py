@@ -27,8 +27,8 @@ from convoy.support import Support
 from convoy.target import Target
 
 MOST_PLANS: Final = 160
-"""Plans offered for one problem: cuDNN lists about forty, most likely first, as many again with an epilogue inside, and then
-those `beyond` what its heuristics know. Effort `quick` looks at the first few."""
+"""Plans offered for one problem. cuDNN lists about forty, the most likely first, as many again with a fused epilogue, and then
+the `beyond` plans that its heuristics do not list. Effort `quick` tries the first few."""
 
 TRANSFORMS: Final = tuple(note.lower() for note in plans.TRANSFORMING)
 """Notes that name an algorithm; a plan without any is an implicit GEMM."""
@@ -46,14 +46,14 @@ class Cudnn(Engine):
     devices = ("cuda",)
     builds_on_device = True
     quick_settings = 2
-    """With an epilogue these are its first separate and second fused plan. The first of cuDNN's list is 0.3 % behind the
-    best of 24 on average, the first two 0.1 % (23 layers of ResNet-50 at batch 32, H100)."""
+    """Settings at effort `quick`. With an epilogue these are the first separate and the second fused plan. The first of cuDNN's
+    list is 0.3 % behind the best of 24 on average, the first two 0.1 % (23 layers of ResNet-50 at batch 32, H100)."""
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Convolutions in fp32, fp16 and bf16, all directions, where cuDNN has a plan.
+        """Convolutions in fp32, fp16 and bf16, all directions, if cuDNN has a plan.
 
-        Only cuDNN knows for what it has plans, so a problem that passes everything else costs a query of its heuristics, once
-        in a process; `space` reads the same answer.
+        Only cuDNN knows whether it has a plan, so a problem that passes every other check costs one query of its heuristics
+        per process; `space` uses the same answer.
         """
         support = _within_reach(problem, target)
         if not support or not isinstance(problem, ConvProblem):
@@ -65,18 +65,18 @@ class Cudnn(Engine):
         return Support.yes() if found else Support.no("cuDNN has no plan that keeps the numerics of this problem")
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Fused and separate epilogues in turn, each in the order of the heuristics."""
+        """Fused and separate epilogues alternately, each in the order of the heuristics."""
         assert isinstance(problem, ConvProblem)
         return offered_plans(problem, _is_exact(problem, target), torch.cuda.current_device())
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
-        """What cuDNN says of the plan, before it is built."""
+        """The properties of a plan that cuDNN reports before it is built."""
         assert isinstance(problem, ConvProblem)
         plan, fused = _read(problem, knobs)
         return plans.facts(problem, fused, plan, torch.cuda.current_device()).workspace_bytes
 
     def notes(self, problem: Problem, knobs: Knobs) -> tuple[str, ...]:
-        """What cuDNN says a plan does: `tensor_core`, `winograd`, `fft`, `nondeterministic`, `runtime_compilation`, ...
+        """Notes of cuDNN on a plan: `tensor_core`, `winograd`, `fft`, `nondeterministic`, `runtime_compilation`, ...
 
         Raises:
             InputError: knobs that name no plan.

@@ -1,4 +1,4 @@
-"""A built plan as an executable: pointers into cuDNN's graph, and what the graph does not hold as ATen calls after it."""
+"""A built plan as an executable: cuDNN runs its graph, and ATen the rest of the epilogue."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Epilogue
 
 ALIGNMENT: Final = 16
-"""Bytes that every tensor's start is a multiple of: what the frontend tells cuDNN of tensors, unasked."""
+"""Alignment of every tensor in bytes, which the frontend declares to cuDNN by default."""
 
 
 class CudnnConvolution(Executable):
     """One plan of one problem.
 
     Args:
-        problem: what is computed.
-        fused: what of its epilogue is in the graph.
-        graph: holds the plan, built.
-        index: where.
-        facts: what cuDNN said of it.
+        problem: the convolution.
+        fused: the part of its epilogue that is in the graph.
+        graph: holds the built plan.
+        index: the plan's index in the graph.
+        facts: the plan's properties.
     """
 
     def __init__(self, problem: ConvProblem, fused: Epilogue, graph: Any, index: int, facts: Facts) -> None:
@@ -103,7 +103,7 @@ class CudnnConvolution(Executable):
         return workspace.data_ptr()
 
     def _finish(self, buffers: Buffers) -> None:
-        """What the graph does not hold."""
+        """The part of the epilogue that is not in the graph."""
         y = buffers.results[0]
         assert y is not None
         bias = buffers.constants[1] if self._epilogue.bias and not self._fused.bias else None

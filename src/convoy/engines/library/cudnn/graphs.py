@@ -40,12 +40,12 @@ def strides(shape: tuple[int, ...], layout: str) -> list[int]:
 def operation_graph(problem: ConvProblem, epilogue: Epilogue) -> Any:
     """A validated graph without plans yet.
 
-    The order conv, residual, bias, activation is that of cuDNN's ready-made fused kernels; sums and everything between the
-    nodes are fp32.
+    The order conv, residual, bias, activation is that of cuDNN's prebuilt fused kernels; sums and values between the nodes
+    are fp32.
 
     Args:
-        problem: what is computed; its own epilogue is not looked at.
-        epilogue: what is fused.
+        problem: the convolution; its own epilogue is ignored.
+        epilogue: the fused epilogue.
     """
     frontend = library.load()
     types = frontend.data_type

@@ -13,11 +13,11 @@ from typing import Any, Final
 import torch
 
 OLDEST_BACKEND: Final = 90200
-"""cuDNN 9.2: from here on a plan's workspace can be asked for before it is built (cudnn-frontend, plans.h,
+"""cuDNN 9.2: the first version that reports a plan's workspace before the plan is built (cudnn-frontend, plans.h,
 check_support_at_index)."""
 
 _NEEDED: Final = ("create_execution_plan", "get_engine_and_knobs_at_index")
-"""What a graph must offer so that a plan can be rebuilt from its engine and knobs."""
+"""Methods of the frontend's graph that are needed to rebuild a plan from its engine and knobs."""
 
 _INSTALL: Final = "pip install 'convoy-cnn[gpu]'"
 
@@ -47,13 +47,13 @@ def absence() -> str:
         return f"needs an nvidia-cudnn-frontend with {missing[0]}, got {found}: {_INSTALL}"
     try:
         backend = int(frontend.backend_version())
-    except RuntimeError:  # its own words: "Unable to find symbol cudnnGetVersion"
+    except RuntimeError:  # the frontend's message: "Unable to find symbol cudnnGetVersion"
         return "needs libcudnn, which nvidia-cudnn-frontend does not find"
     return "" if backend >= OLDEST_BACKEND else f"needs cuDNN 9.2 or newer, got {backend}"
 
 
 def errors() -> tuple[type[BaseException], ...]:
-    """What the frontend raises where it or cuDNN refuses: its own error (no RuntimeError), or one of its binding's."""
+    """The exceptions that the frontend raises if it or cuDNN refuses: its own (no RuntimeError), or its binding's."""
     return load().cudnnGraphNotSupportedError, RuntimeError, ValueError
 
 
@@ -74,9 +74,10 @@ HANDLES = Handles()
 
 
 def handle() -> Any:
-    """This thread's handle on torch's current device, set to torch's current stream.
+    """This thread's handle on PyTorch's current device, set to PyTorch's current stream.
 
-    cuDNN forbids that threads share a handle. Making one allocates: a thread's first launch must not be a captured one.
+    cuDNN forbids sharing a handle between threads. Creating one allocates memory, so a thread's first launch must not be
+    captured.
     """
     frontend, device = load(), torch.cuda.current_device()
     found = HANDLES.by_device.get(device)

@@ -1,11 +1,11 @@
-"""cuDNN's execution plans: their names, what is known of them before they are built, and the list for one problem.
+"""cuDNN's execution plans: their names, their properties before they are built, and the list for one problem.
 
 A plan is one of cuDNN's engines with a value for each of its knobs. Its name is enough to build it again:
 
 - `eng62_k2-5_k6-1` is engine 62 with knob 2 (TILE_SIZE) at 5 and knob 6 (TILEK) at 1, in the numbers of the frontend's
-  `knob_type`, which never change. It is made from these numbers at once.
-- `eng46_b2-4_b5-2` has a knob that the frontend has no word for: a third of the plans in fp32 and of weight gradients (cuDNN
-  9.19). The numbers are cuDNN's own, and the plan is looked for among those that the heuristics recommend.
+  `knob_type`, which never change. It is built from these numbers directly.
+- `eng46_b2-4_b5-2` has a knob that the frontend cannot set: a third of the plans in fp32 and of weight gradients (cuDNN
+  9.19). The numbers are cuDNN's own, and the plan is searched among those that the heuristics recommend.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue
 
 MODES: Final = ("A", "B", "FALLBACK")
-"""Heuristics that are asked, the one that is right most often first. (cuDNN 9.19 answers A and B alike on an H100.)"""
+"""cuDNN's heuristics, the most reliable first. (cuDNN 9.19 answers A and B alike on an H100.)"""
 
 FRONTEND_ENGINES: Final = 10_000
 """Engine ids from here on are the frontend's own, written in Python: they are no cuDNN plans."""
@@ -93,10 +93,10 @@ def _pairs(text: str) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What cuDNN says of a plan before it is built.
+    """Properties of a plan that cuDNN reports before it is built.
 
     Attributes:
-        workspace_bytes: scratch that a run wants.
+        workspace_bytes: workspace of a run.
         deterministic: whether it gives the same bits in every run.
         exact: whether it has none of the `INEXACT` notes.
     """
@@ -107,13 +107,13 @@ class Facts:
 
 
 def recommended(problem: ConvProblem, fused: Epilogue, *, exact: bool) -> tuple[CudnnPlan, ...]:
-    """The plans that cuDNN's heuristics recommend, best first, without those that are denied.
+    """The plans that cuDNN's heuristics recommend, best first, without the denied ones.
 
     Args:
-        problem: what is computed.
-        fused: what of its epilogue is in the graph.
-        exact: whether fp32 products must be fp32: plans with an `INEXACT` note are left out. Those that transform tiles are
-            left out too under numerics `strict`, and come last elsewhere.
+        problem: the convolution.
+        fused: the part of its epilogue that is in the graph.
+        exact: whether fp32 products must be fp32: plans with an `INEXACT` note are left out. Plans that transform tiles are
+            left out too under numerics `strict`, and come last otherwise.
 
     Raises:
         library.errors(): cuDNN refuses the graph, or fails.
@@ -145,8 +145,8 @@ MOST_VARIED: Final = 3
 def beyond(found: Sequence[CudnnPlan]) -> tuple[CudnnPlan, ...]:
     """Plans that no heuristic recommends: the first few recommended ones with another value of one knob.
 
-    The values are those that recommended plans of the same engine have. cuDNN refuses many of these when they are built, which
-    is a row with its reason; none is asked for here.
+    The values are those of recommended plans of the same engine. cuDNN refuses many of these when they are built; such a
+    refusal is stored as a row with its reason.
     """
     known, made = set(found), dict[CudnnPlan, None]()
     for plan in [plan for plan in found if not plan.listed][:MOST_VARIED]:
@@ -198,10 +198,10 @@ def _notes(names: Iterable[str]) -> list[Any]:
 
 
 def _probe(graph: Any, index: int) -> int | None:
-    """Workspace of a plan in bytes, without building it; None where the plan is deselected or cuDNN refuses it.
+    """Workspace of a plan in bytes, without building it; None if the plan is deselected or cuDNN refuses it.
 
-    The frontend tells neither directly. With a limit that no plan keeps, building fails at the check before it, and the
-    message says which limit it was: a plan that was deselected fails earlier. Each index can be asked once.
+    The frontend reports neither directly. With a limit that no plan keeps, building fails at the workspace check, and the
+    message names the limit; a deselected plan fails earlier. Each index can be queried once.
     """
     graph.deselect_workspace_greater_than(-1)
     try:
@@ -221,13 +221,13 @@ def _probe_without(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, names
 
 @lru_cache(maxsize=8192)
 def facts(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, device: int) -> Facts:
-    """What cuDNN says of a plan. It takes about 15 ms: nothing is compiled.
+    """A plan's properties. The query takes about 15 ms; nothing is compiled.
 
     Args:
-        problem: what is computed.
-        fused: what of its epilogue is in the graph.
+        problem: the convolution.
+        fused: the part of its epilogue that is in the graph.
         plan: the plan.
-        device: torch's current device, part of the cache's key.
+        device: PyTorch's current device, part of the cache's key.
 
     Raises:
         InputError: cuDNN does not have the plan for this problem.
@@ -258,18 +258,18 @@ def _absent(problem: ConvProblem, plan: CudnnPlan, reason: str) -> InputError:
 
 
 TOLD: Final = (*TRANSFORMING, *INEXACT, *NONDETERMINISTIC)
-"""Notes that reports tell of: each costs a graph of its own, about 10 ms."""
+"""Notes that reports show; each costs a graph of its own, about 10 ms."""
 
 
 @lru_cache(maxsize=1024)
 def noted(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, device: int) -> tuple[str, ...]:
-    """Those of `TOLD` that a plan carries, in lower case and in that order; the frontend's errors pass through.
+    """The notes of `TOLD` that a plan carries, in lower case and in that order; the frontend's errors pass through.
 
     Args:
-        problem: what is computed.
-        fused: what of its epilogue is in the graph.
+        problem: the convolution.
+        fused: the part of its epilogue that is in the graph.
         plan: a plan that cuDNN has.
-        device: torch's current device, part of the cache's key.
+        device: PyTorch's current device, part of the cache's key.
     """
     del device
     known = library.load().numerical_note
@@ -280,7 +280,7 @@ def noted(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, device: int) -
 def notes(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan) -> tuple[str, ...]:
     """Names of all numerical and behaviour notes of a plan, in lower case, in alphabetical order.
 
-    The frontend filters by numerical notes and does not list them: each is found by a graph of its own.
+    The frontend filters by numerical notes but does not list them: each is tested with a graph of its own.
     """
     known = library.load().numerical_note
     names = [name for name in dir(known) if name[0].isupper() and name != "NOT_SET"]

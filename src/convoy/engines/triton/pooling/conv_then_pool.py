@@ -46,7 +46,7 @@ class ConvThenPool(Executable):
 
 
 def conv_then_pool_scratch(problem: ConvProblem, dense_bytes: int) -> Scratch:
-    """The convolution's result, and what its engine needs."""
+    """Scratch for the convolution's result, and the dense engine's workspace."""
     room = Scratch()
     room.add((problem.conv_spec.elements,), TORCH_DTYPE[problem.y_dtype])
     room.add((dense_bytes,), torch.uint8)

@@ -25,7 +25,7 @@ MOST_WINDOWS = 25
 """Windows that a pixel may lie in: they are unrolled."""
 
 _LAUNCH_US, _BYTES_US, _CACHE_US = 1.5, 2.4e6, 8e6
-"""A launch, bytes a microsecond from memory, and through the first-level caches of an H100 (guesses until a clock has spoken)."""
+"""Microseconds of a launch, bytes per microsecond from memory, and through an H100's L1 caches (estimates, not yet fitted)."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class PoolWindows:
     padding: tuple[int, int]
     dilation: tuple[int, int]
     order: tuple[str, ...]
-    """Which of `dy`, `x`, `indices` each arg of the piece is."""
+    """The role of each arg of the subgraph: `dy`, `x` or `indices`."""
     indices: str = ""
     """Dtype that a maximum pooling's indices are kept in; empty for an average."""
     divisor: int = 0
-    """What each window of an average divides by; 0: by its pixels."""
+    """The divisor of every window of an average; 0: the window's number of pixels."""
     pads: bool = True
     """Whether an average counts the padding's pixels."""
 
     @property
     def even(self) -> int:
-        """What all windows of an average divide by; 0 where they differ."""
+        """The divisor that all windows of an average share; 0 if they differ."""
         if self.divisor:
             return self.divisor
         sides = zip((self.h, self.w), (self.p, self.q), self.kernel, self.stride, self.padding, strict=True)
@@ -73,7 +73,7 @@ class PoolWindows:
 
 
 def windows_of(problem: SubgraphProblem) -> PoolWindows | None:
-    """The backward pooling that a piece is, a maximum's perhaps with the cast that widens its indices; None for other pieces."""
+    """The pooling gradient that a subgraph computes, perhaps with the cast that widens its indices; None if it is none."""
     graph = parse_subgraph(problem.text)
     *before, last = graph.nodes or (None,)
     if last is None or len(before) > (last.op == MAX_POOL_BACKWARD):
@@ -119,7 +119,7 @@ def _average(graph: Graph, node: Node) -> PoolWindows | None:
 
 
 def _sizes(graph: Graph, roles: Mapping[str, str]) -> tuple[int, int, int, int, int, int, str] | None:
-    """n, c, h, w, p, q and dtype of a piece whose inputs have these roles; None where it has others, or other images."""
+    """n, c, h, w, p, q and dtype of a subgraph whose inputs have these roles; None if its inputs are others, or not images."""
     if len(graph.inputs) != len(set(roles.values())) or set(roles) != set(graph.inputs):
         return None
     names = {role: name for name, role in roles.items()}
@@ -131,7 +131,7 @@ def _sizes(graph: Graph, roles: Mapping[str, str]) -> tuple[int, int, int, int, 
 
 
 def _pair(arg: object) -> tuple[int, int]:
-    """Both sides of a setting that may be given as one."""
+    """Both values of an argument that may be given as one."""
     sides = cast("tuple[int, ...]", arg) if isinstance(arg, tuple) else (cast("int", arg),)
     return int(sides[0]), int(sides[-1])
 
@@ -195,7 +195,7 @@ class PoolBackwardEngine(Engine):
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """A piece that is one backward pooling, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
+        """Subgraphs of one pooling gradient, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
         if not (found := subgraph_support(problem, target, "computes pooling gradients")):
             return found
         assert isinstance(problem, SubgraphProblem)

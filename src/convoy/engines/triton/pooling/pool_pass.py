@@ -32,15 +32,15 @@ def window_support(pool: Pool) -> Support:
 
 
 class ReduceWindows:
-    """Adds the parts of a split sum, applies the epilogue and pools; or pools what is whole already.
+    """Adds the parts of a split sum, applies the epilogue and pools; or only pools a complete result.
 
     Args:
-        engine: id for messages.
-        size: n, k, p and q of what is pooled.
-        splits: parts, fp32 and dense NHWC one after another; 1 where it is whole.
-        dtypes: of what is read and of the result.
-        epilogue: with the pooling; bias, residual and activation come before it.
-        target: for whom to compile.
+        engine: the engine's id, for messages.
+        size: n, k, p and q before the pooling.
+        splits: number of partial sums, fp32 and dense NHWC one after another; 1 for a complete result.
+        dtypes: dtype of the input and of the result.
+        epilogue: includes the pooling; bias, residual and activation come before it.
+        target: the GPU to compile for.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ def fits(tile: TritonTile, pool: Pool) -> bool:
 
 
 def window_box(view: ConvView, pixels: int, pool: Pool) -> tuple[int, int, int] | None:
-    """The box of so many pixels, made of whole windows, that covers the output with the fewest tiles; of equals the squarest."""
+    """The box of `pixels` pixels, made of whole windows, that covers the output with the fewest tiles; of equals the squarest."""
     found: list[tuple[int, int, tuple[int, int, int]]] = []
     for bits_h in range(pixels.bit_length()):
         for bits_w in range(pixels.bit_length() - bits_h):

@@ -42,14 +42,14 @@ _MANY = 128 * 128
 """Results a multiprocessor from which blocks that stay are tried: on an H100 they won at batch 32 from 14x14x512 on."""
 
 _FORMS = 12
-"""Of theirs, at most: the best of the first four guesses is 2.5 % behind the best of twelve."""
+"""Settings tried of `triton.persistent`: the best of the first four is 2.5 % behind the best of twelve."""
 
 _PASS_US, _PASS_BYTES_US = 1.2, 2.2e6
 """A pass over memory: its launch, and bytes a microsecond."""
 
 
 class _PoolingPass(TritonSwapABExecutable):
-    """What a dense executable does otherwise where a pooling follows: the kernel's end, or the sum of its parts."""
+    """Changes a dense executable so that it pools: at the kernel's end, or where the partial sums are added."""
 
     problem: ConvProblem
 
@@ -96,7 +96,7 @@ class _PoolingPass(TritonSwapABExecutable):
         return descriptor(y, [view.n, height, width, view.k], self.pooled_box)
 
     def marks_written(self) -> None:
-        """None: marks are of what a convolution makes."""
+        """None: marks describe a convolution's result, not a pooled one."""
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
         """Writes dense results."""
@@ -165,7 +165,7 @@ def _view(problem: ConvProblem, dense: Engine) -> ConvView:
 
 
 def way_of(problem: ConvProblem, knobs: Knobs) -> str:
-    """Where the pooling is: in `registers`, where the `parts` of the sum are added, or a `pass` of its own."""
+    """Where the pooling happens: in `registers`, where the `parts` of the sum are added, or in a `pass` of its own."""
     pool, dense = problem.epilogue.pool, _named(problem, knobs)
     assert pool is not None
     if dense is triton_implicit_gemm.ENGINE:
@@ -215,7 +215,7 @@ class PooledEngine(Engine):
         return triton_implicit_gemm.ENGINE.supports(unpooled(problem), target)
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """The dense kernel's tiles; where windows divide boxes, boxes of whole windows, by guessed time."""
+        """The dense kernel's tiles by rising estimated time; if windows divide boxes, only boxes of whole windows."""
         assert isinstance(problem, ConvProblem)
         pool = problem.epilogue.pool
         assert pool is not None
@@ -227,11 +227,11 @@ class PooledEngine(Engine):
             if whole and dense is not triton_implicit_gemm.ENGINE:
                 given = list(dict.fromkeys(_in_windows(problem, dense, knobs) for knobs in given))
             spaces.append(sorted(given, key=lambda knobs: self.estimate_us(problem, knobs, target)))
-        # In turn: the guesses of two models are no measure of each other.
+        # Interleaved: the estimates of two cost models are not comparable.
         return [knobs for turn in zip_longest(*spaces) for knobs in turn if knobs is not None]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
-        """What the dense kernel needs, and the convolution's result where it is pooled in a pass of its own."""
+        """The dense kernel's workspace, and the convolution's result if a separate pass pools it."""
         assert isinstance(problem, ConvProblem)
         needed = _named(problem, knobs).workspace_bytes(unpooled(problem), knobs)
         return conv_then_pool_scratch(problem, needed).size_bytes if way_of(problem, knobs) == "pass" else needed

@@ -1,4 +1,4 @@
-"""triton.pooling: a pooling by itself, NHWC, 16 bytes of neighbouring channels a thread (docs/kernels/triton.md)."""
+"""triton.pooling: a single pooling, NHWC, 16 bytes of neighbouring channels per thread (docs/kernels/triton.md)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PoolingEngine(Engine):
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """A piece that is one pooling, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
+        """Subgraphs of one pooling, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
         if not isinstance(problem, SubgraphProblem):
             return Support.no(f"computes poolings, got {type(problem).__name__}")
         if not (found := device_support(target, 80)):

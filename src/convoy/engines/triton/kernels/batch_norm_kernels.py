@@ -99,7 +99,7 @@ def normalise(
 def masked_gradient(
     dy, more, y, there, at, here, MORE: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """dy, from places of its own, with its second part where there is one, zero where the ReLU's result is."""
+    """dy, from its own addresses, plus its second summand if there is one; zero where the ReLU's result is zero."""
     gradient = tl.load(dy + there, mask=here, other=0.0).to(tl.float32)
     if MORE:
         gradient += tl.load(more + at, mask=here, other=0.0).to(tl.float32)

@@ -14,7 +14,7 @@ def finish_gathered(
     y, residual, bias, out, pixel, channel, pixel_inside, k_inside, pixels, k, pitch,
     ACTIVATION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Store [pixels, channels] sums: bare ones of a share, or with bias, residual and activation."""
+    """Store [pixels, channels] sums: bare partial sums, or sums with bias, residual and activation."""
     inside = pixel_inside[:, None] & k_inside[None, :]
     offset = pixel[:, None] * k + channel[None, :]  # of dense tensors: the partial sums and the residual
     if SPLIT:

@@ -1,4 +1,4 @@
-"""A convolution's gradients: dgrad by parities of the stride, wgrad as one product over pixels, its shares summed in order."""
+"""Gradients of a convolution: dgrad by parities of the stride, wgrad as one product over pixels, summed in a fixed order."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def load_pixels(
 
 @triton.jit
 def prefetch_weights(w_bytes, start, size, share, shares, WARPS: tl.constexpr):
-    """Ask for this block's weights, bytes [start, start + size), to be brought to L2; blocks that share them share the asking.
+    """Prefetch this block's weights, bytes [start, start + size), into L2; blocks that share weights share the work.
 
-    Weights do not depend on the kernel before, so this may run ahead of the wait of a dependent launch.
+    Weights do not depend on the previous kernel, so this may run before the wait of a dependent launch.
     """
     THREADS: tl.constexpr = 32 * WARPS
     line = tl.arange(0, THREADS) * 128

@@ -1,8 +1,9 @@
-"""Marks of a result, written by the kernel that makes it: which channels are not zero somewhere, and the largest value.
+"""Marks of a result, written by the kernel that computes it: which channels are not zero somewhere, and the largest value.
 
-int32 [2, images · slices, words]: a word stands for 32 channels, a slice for some pixels of an image. In the first half is the
-largest finite |y|, as an integer of the same bits; 1, the least above zero, stands for infinities and NaN. In the second half a
-bit for each channel that is not zero there. It is what `zeroskip.kernels.channels.look` finds by reading the result again.
+int32 [2, images · slices, words]: a word stands for 32 channels, a slice for some pixels of an image. The first half holds
+the largest finite |y|, as an integer of the same bits; 1, the least above zero, stands for infinities and NaN. The second
+half has a bit for each channel that is not zero there. `zeroskip_channels_kernels.look` computes the same by reading the
+result again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Pooling where the convolution's sums are: in registers of the tile that made them, or where the parts of a sum are added.
+"""Pooling at the convolution's sums: in the registers of the tile that made them, or where the parts of a sum are added.
 
 A window that does not overlap its neighbours and whose sides divide the tile's lies in one tile: the tile's box is reduced
-along the window's rows and columns before it is stored. Every other window is reduced by a second kernel, which reads the parts
-of the sum (or what the convolution made) and is one reduction anyway: what it writes are the results alone.
+along the window's rows and columns before it is stored. Every other window is reduced by a second kernel, which reads the
+partial sums (or the convolution's result) and writes only the pooled results.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Exact fp32 products on tensor cores: every operand as two fp16 planes, three products a pair, sums of short runs in fp32.
 
-x · s = hi + lo / 2048 with s a power of two that brings the largest |x| into [2^14, 2^15): hi and lo are fp16 and keep 22 bits
-of the mantissa, and what is far below the largest loses no more than 2^-50 of it. The weight is split the same way with one s a
-channel, once, when it is packed. hi·hi is the result's body, hi·lo + lo·hi its correction; lo·lo is below fp32's last place.
-A tensor core cuts what it adds (docs/kernels/strict-fp32.md), so its sums stay short: each run of BLOCK_C products is added to
-the total by an fp32 addition.
+x · s = hi + lo / 2048 with s a power of two that brings the largest |x| into [2^14, 2^15): hi and lo are fp16 and keep 22
+bits of the mantissa, and values far below the largest lose at most 2^-50 of it. The weight is split the same way with one s a
+channel, once, when it is packed. hi·hi is the main term, hi·lo + lo·hi its correction; lo·lo is below fp32's last place. A
+tensor core truncates what it adds (docs/kernels/strict-fp32.md), so its sums stay short: each run of BLOCK_C products is
+added to the total by an fp32 addition.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def follow(WAIT: tl.constexpr, TRIGGER: tl.constexpr):
-    """Programmatic dependent launch: wait for what the kernel before writes, and let the next one be launched."""
+    """Programmatic dependent launch: wait for the previous kernel's writes, and let the next kernel be launched."""
     if WAIT:
         tl.extra.cuda.gdc_wait()
     if TRIGGER:

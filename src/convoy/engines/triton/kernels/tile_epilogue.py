@@ -1,4 +1,4 @@
-"""What follows the sum in every kernel: the activation, and the second pass that adds the parts of a split reduction."""
+"""The end of every kernel: the activation, and the second launch that adds the parts of a split reduction."""
 
 from __future__ import annotations
 

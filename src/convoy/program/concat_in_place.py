@@ -3,7 +3,7 @@
 In a channels_last tensor the channels of a pixel are neighbours in memory, so the inputs of a concatenation along channels are
 slices of its result: NHWC tensors with a larger pixel stride. A step whose executable can write such a slice
 (`Executable.accept_slice`) gets one, and the concatenation copies the other inputs, mostly none
-(docs/decisions/0006-placed-results.md).
+(docs/notes/decisions/0006-placed-results.md).
 """
 
 from __future__ import annotations

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sqlite3
-from contextlib import closing, suppress
+import struct
+import tempfile
+from collections.abc import Generator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from convoy.perfdb import sql
+from convoy.perfdb.damaged_tables import readable_rows
 from convoy.perfdb.faults import FILE_ERRORS, DamagedFileError, ForeignFileError, is_damage
 from convoy.perfdb.record import ColumnValue
-from convoy.perfdb.sqlite_salvage import Header, read_header, read_records
+from convoy.perfdb.sqlite_header import HEADER_BYTES, SqliteHeader, read_header
 from convoy.perfdb.stored import verified_pair, verified_record
+from convoy.untrusted import read_at_most
+
+MAX_BYTES: Final = 256 << 20
+"""Most bytes that are read of a damaged file: all shipped results of a GPU take 12 MB as text."""
 
 _BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a database; it belongs to the file's contents and goes where they go."""
@@ -79,7 +89,7 @@ def _check_header(path: Path) -> None:
             raise DamagedFileError("it is empty, but its write-ahead log is not")
         return
     header = read_header(path)
-    if not isinstance(header, Header):
+    if not isinstance(header, SqliteHeader):
         raise DamagedFileError(header)
     # Asked before SQLite opens the file, which would leave its own marks.
     if header.application_id == sql.APPLICATION_ID and header.schema_version > sql.SCHEMA_VERSION:
@@ -114,11 +124,11 @@ def _newer(version: int) -> str:
 
 
 def read_contents(path: Path) -> FileContents:
-    """Everything good in a file, which is not changed: by SQLite where the file is whole, else page by page.
+    """Everything that SQLite can read of a file, which is not changed: all of a whole file, the readable rows of a damaged one.
 
     Raises:
-        Untouchable: a database of a newer schema version or of another program.
-        OSError: if the file cannot be read at all.
+        ForeignFileError: a database of a newer schema version or of another program.
+        OSError: the file cannot be read at all.
     """
     try:
         _check_header(path)
@@ -133,27 +143,60 @@ def read_contents(path: Path) -> FileContents:
                     sql.select_pairs(connection, "texts"),
                     sql.select_pairs(connection, "targets"),
                 )
-        return _salvage(path)  # an older version, whose rows lack the last columns
+        return _readable_contents(path)  # an older version, which lacks columns or tables
     except FILE_ERRORS as error:
-        # A whole file in a folder where SQLite cannot make its shared memory ends here too: that is no damage.
-        contents = _salvage(path)
+        # An undamaged file ends here too, if SQLite cannot create its shared memory in that folder.
+        contents = _readable_contents(path)
         contents.damage = str(error) if is_damage(error) else ""
         return contents
 
 
-def _salvage(path: Path) -> FileContents:
+def _readable_contents(path: Path) -> FileContents:
+    """The rows that SQLite reads of a copy of the file and its log, each checked by its seal."""
     contents = FileContents()
-    for values in read_records(path):
-        if len(values) > 3:
+    with suppress(*FILE_ERRORS), _opened_copy(path) as connection:
+        for values in readable_rows(connection, "measurements"):
             with suppress(DamagedFileError):
                 contents.records.append(verified_record(values))
-        elif len(values) == 3:
-            for table, pairs in (("texts", contents.texts), ("targets", contents.targets)):
-                with suppress(DamagedFileError):
+        for table, pairs in (("texts", contents.texts), ("targets", contents.targets)):
+            for values in readable_rows(connection, table):
+                with suppress(DamagedFileError, ValueError):
                     key, text = verified_pair(table, values)
                     pairs[key] = text
     contents.records.sort(key=lambda record: str(record["date"]))
     return contents
+
+
+@contextmanager
+def _opened_copy(path: Path) -> Generator[sqlite3.Connection]:
+    """A copy in memory; in a temporary file if there is a log, because a database in memory has none."""
+    with path.open("rb") as file:
+        data = _with_new_header(read_at_most(file, MAX_BYTES))
+    log = _beside(path, "-wal")
+    if not (log.exists() and log.stat().st_size):
+        with closing(sql.connect(":memory:")) as connection:
+            connection.deserialize(data)
+            yield connection
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy.db"
+        copy.write_bytes(data)
+        shutil.copyfile(log, _beside(copy, "-wal"))
+        with closing(sql.connect(copy)) as connection:
+            yield connection
+
+
+def _with_new_header(data: bytes) -> bytes:
+    """A file's bytes with the header of a new database, which makes the schema and the rows behind a damaged header readable."""
+    with closing(sql.connect(":memory:")) as connection:
+        sql.create(connection)
+        new = connection.serialize()
+    if len(data) < sql.PAGE_BYTES:  # only the log may be left, which SQLite deletes beside an empty file
+        return new
+    head = bytearray(new[:HEADER_BYTES])
+    head[28:32] = struct.pack(">I", len(data) // sql.PAGE_BYTES)
+    head[92:96] = head[24:28]  # else SQLite ignores the number of pages
+    return bytes(head) + data[HEADER_BYTES:]
 
 
 def replace_damaged(path: Path) -> tuple[Path, FileContents]:

@@ -1,7 +1,6 @@
-"""Every SQL statement of Convoy: schema, migrations, and functions that run them on a connection.
+"""The SQL statements of the database: schema, migrations, and functions that run them on a connection.
 
-Nothing else in the package writes SQL. Functions raise `DamagedFileError` for contents that cannot be trusted and let
-`sqlite3.Error` through; `faults` sorts those.
+Functions raise `DamagedFileError` for damaged contents and let `sqlite3.Error` through; `faults` classifies those.
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ from convoy.errors import InputError
 from convoy.perfdb.faults import DamagedFileError
 from convoy.perfdb.record import COLUMNS, KEY_COLUMNS, ColumnValue, seal_pair, seal_row
 from convoy.perfdb.row import Measurement
-from convoy.perfdb.sqlite_salvage import PAGE_BYTES
 from convoy.perfdb.stored import STORED_COLUMNS, verified_pair, verified_record, verified_rows
 
 APPLICATION_ID: Final = 0x436F6E76
 """`Conv` in ASCII: marks a SQLite file as ours, for us and for file(1)."""
+
+PAGE_BYTES: Final = 4096
+"""Page size of new files."""
 
 SCHEMA_VERSION: Final = 2
 """Kept in `PRAGMA user_version`. Version 1 had no table of targets and no mark."""
@@ -58,8 +59,8 @@ CREATE TABLE targets (
   seal INTEGER NOT NULL
 );
 """
-"""Tables of the present version. STRICT and WITHOUT ROWID are left out on purpose: the first needs SQLite 3.37, and from
-the second rows could not be salvaged page by page (`pages`)."""
+"""Tables of the present version. STRICT is not used, because it needs SQLite 3.37; WITHOUT ROWID is not used, because
+`damaged_tables` finds rows by rowid."""
 
 MIGRATIONS: Final[tuple[str, ...]] = (
     f"""\

@@ -139,10 +139,11 @@ def test_a_transaction_is_undone_by_an_interrupt(connection: sqlite3.Connection)
 
 
 def test_no_other_module_writes_sql() -> None:
+    """Two modules of perfdb do: the statements of a sound database, and those that read a damaged one."""
     statement = re.compile(r"\b(SELECT .* FROM|INSERT INTO|DELETE FROM|UPDATE \w+ SET|CREATE TABLE|PRAGMA \w+)\b")
     package = Path(convoy.__file__).parent
     assert statement.search(_strings(package / "perfdb" / "sql.py"))
-    guilty = [p for p in package.rglob("*.py") if p.name != "sql.py" and statement.search(_strings(p))]
+    guilty = [p for p in package.rglob("*.py") if p.name not in ("sql.py", "damaged_tables.py") and statement.search(_strings(p))]
     assert guilty == []
 
 

@@ -143,7 +143,11 @@ def test_no_other_module_writes_sql() -> None:
     statement = re.compile(r"\b(SELECT .* FROM|INSERT INTO|DELETE FROM|UPDATE \w+ SET|CREATE TABLE|PRAGMA \w+)\b")
     package = Path(convoy.__file__).parent
     assert statement.search(_strings(package / "perfdb" / "sql.py"))
-    guilty = [p for p in package.rglob("*.py") if p.name not in ("sql.py", "damaged_tables.py") and statement.search(_strings(p))]
+    guilty = [
+        p
+        for p in package.rglob("*.py")
+        if p.name not in ("sql.py", "damaged_tables.py") and statement.search(_strings(p))
+    ]
     assert guilty == []
 
 

@@ -91,8 +91,8 @@ def main(folder: Path, *, early: bool) -> None:
         """Runs the step once; `planted` without the waits."""
         bound = bind(plan, net.captured, net.regions_by_nodes, net.target)
         if planted and not early:
-            for one in bound.steps:
-                one.step = dataclasses.replace(one.step, waits=())
+            steps = [dataclasses.replace(one, step=dataclasses.replace(one.step, waits=())) for one in bound.steps]
+            bound = dataclasses.replace(bound, steps=steps)
         program = MultiStreamProgram(bound, torch.device("cuda", 0))
         if not early:
             return lambda: program(inputs)

@@ -1,10 +1,10 @@
-"""zeroskip.blocks: an implicit GEMM on tensor cores that leaves out blocks of channels which are zero.
+"""zeroskip.blocks: an implicit GEMM on tensor cores that skips blocks of channels that are zero.
 
 See docs/kernels/sparse-activations.md.
 
-fp16, bf16, and fp32 where TF32 is allowed. A first pass lists, for every tile of output pixels, the blocks of `block_c` channels
-that hold anything but zeros in the pixels that the tile reads; the second goes over this list with every tap. What a dense input
-pays is the first pass. Random zeros leave no block empty: it is for maps whose zeros lie together.
+fp16, bf16, and fp32 if TF32 is allowed. A first pass lists, for every tile of output pixels, the blocks of `block_c` channels
+that are not zero in the pixels that the tile reads; the second pass processes this list for every tap. For a dense input the
+first pass is the whole overhead. Random zeros leave no block empty: the engine is for feature maps whose zeros are clustered.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""zeroskip.channels: strict fp32 by split products on tensor cores, over the channels of an image that are alive.
+"""zeroskip.channels: strict fp32 by split products on tensor cores, over the live channels of an image.
 
-What `triton.split_fp32` does, with its first two launches also finding and moving the channels that are not zero all over an
-image: the product then neither multiplies the others nor reads their weights (docs/kernels/sparse-activations.md).
+It works as `triton.split_fp32`, but the first two launches also find the channels that are not zero all over an image and
+move them to the front. The product then neither multiplies the other channels nor reads their weights
+(docs/kernels/sparse-activations.md).
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ class LiveExecutable(MarkingExecutable):
         self.multiply(planes, buffers, partial if partial.numel() else None, (rows, order, counts, inverse, w_inverse))
 
     def accept_marks(self, spec: TensorSpec) -> bool:
-        """Takes them instead of looking, unless they are so many that reading them would cost more."""
+        """Takes the marks instead of searching, unless reading all marks would cost more."""
         _, lines, words = spec.shape
         slices = lines // self.problem.n
         if words != self.words or self.view.pixels == 0 or lines * words > MOST_MARKS:
@@ -216,7 +217,8 @@ class ChannelsEngine(Engine):
     skips_zeros = True
     zeros_kind = "dead_channels"
     quick_settings = 3
-    """Where few channels are dead the default loses to the dense kernel by little, and no other setting wins."""
+    """Settings at effort `quick`: if few channels are dead, the default is a little slower than the dense kernel, and no other
+    setting wins."""
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Strict fp32 NHWC convolutions on Hopper, c and k multiples of 8, at most 2048 channels, without pooling."""
@@ -232,7 +234,7 @@ class ChannelsEngine(Engine):
         return tensor_support(plane_view(problem))
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """The tiles of a dense input by guessed time; among them some with blocks of 32 channels, which a few live ones fill."""
+        """The tiles of a dense input by rising estimated time, some with blocks of 32 channels, for few live channels."""
         assert isinstance(problem, ConvProblem)
         view = plane_view(problem)
         sizes = tuple(b for b in (128, 64, 32) if b < 2 * view.c or b == 32)

@@ -45,7 +45,7 @@ BAND_BYTES: Final = 512 << 10
 """Sums and lists of a band: half of a second-level cache of 1 MB."""
 
 BAND_PIXELS: Final = 96
-"""A band of so many outputs reads the weights seldom enough; smaller images are shared out by output channels."""
+"""Outputs of a band: enough to read the weights seldom. Threads share smaller images by output channels."""
 
 UNITS_A_THREAD: Final = 3
 """Units are handed out as threads become free, for their zeros differ."""
@@ -73,14 +73,14 @@ class _ZeroskipSizes(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class ZeroskipPartition:
-    """How a problem is cut into units.
+    """How a problem is partitioned into work items.
 
     Attributes:
         band: rows of the result.
         tiles_a_unit: tiles of output channels.
         block_c: input channels of a list.
-        threads: slots of the workspace.
-        slot_bytes: of one thread's sums and lists.
+        threads: threads that have a part of the workspace.
+        slot_bytes: bytes of one thread's sums and lists.
     """
 
     band: int
@@ -91,7 +91,7 @@ class ZeroskipPartition:
 
     @staticmethod
     def of(problem: ConvProblem, threads: int) -> ZeroskipPartition:
-        """Bands large enough to reuse the weights, small enough for the cache, and units enough for all threads."""
+        """Bands large enough to reuse the weights, small enough for the cache, and enough work items for all threads."""
         tile = VECTORS * lanes()
         tiles = -(-problem.k // tile)
         blocks = -(-problem.c // BLOCK_C)
@@ -122,12 +122,12 @@ def _slot_bytes(problem: ConvProblem, band: int, block_c: int) -> int:
 
 
 def skip_under(problem: ConvProblem, block_c: int) -> float:
-    """The share of non-zero values under which a band is worked off by lists rather than densely.
+    """The share of non-zero values below which a band is computed by lists instead of densely.
 
-    In cycles of one core, fitted to twelve layers at six shares of zeros (EPYC 9004, AVX-512; break-even mostly within 0.05 of
-    what was measured): for each tap and tile of v registers an input value costs 1.04 v densely, and one that is not zero
-    v + 0.85 by its list; a list costs 22 more, for its sums are loaded and stored and its end is not foreseen; making lists
-    costs 1.2 a value.
+    In cycles of one core, fitted to twelve layers at six shares of zeros (EPYC 9004, AVX-512; break-even mostly within 0.05
+    of the measured one): for each tap and tile of v registers an input value costs 1.04 v densely, and a non-zero value v +
+    0.85 by its list; a list costs 22 more, for loading and storing its sums and a mispredicted end; making lists costs 1.2 a
+    value.
     """
     taps = problem.r * problem.s
     registers = [_registers(problem.k - first) for first in range(0, problem.k, VECTORS * lanes())]
@@ -168,7 +168,7 @@ class _ZeroskipConvolution(NativeExecutable):
 
 
 def _shares(problem: ConvProblem, division: ZeroskipPartition, knobs: Knobs) -> tuple[float, float]:
-    """The share of non-zero values under which zeros are skipped: by the knob, and where weights are not finite."""
+    """The share of non-zero values below which zeros are skipped: by the knob, and for weights that are not finite."""
     wanted = {"auto": skip_under(problem, division.block_c), "always": 1.1, "never": 0.0}
     return wanted[str(knobs["skip"])], 0.0
 

@@ -32,8 +32,8 @@ _PLACES: Final = 1024
 """The same of several short windows."""
 
 _FEW: Final = 32
-"""Up to so many filters, a thread block of the second pass does several pixels, `_WORK` results in all: with one filter a warp
-would have one result."""
+"""With at most this many filters, a thread block of the second pass computes several pixels, `_WORK` results in all: with one
+filter a warp would have one result."""
 
 _WORK: Final = 128
 
@@ -179,7 +179,7 @@ class EcrEngine(Engine):
         return layout(problem).size_bytes
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
-        """Compressing, thread blocks, and what is left of the products or, where blocks are few, the longest of them.
+        """The time of compression and thread blocks, and of the remaining products or, with few blocks, the longest of them.
 
         Fitted to VGG-19's layers on an H100 at 14 to 96 % zeros: within a third (bench/zeroskip/zeroskip.py).
         """

@@ -50,7 +50,7 @@ class GatherEngine(Engine):
         return layout(problem, knobs, 1).size_bytes
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
-        """The first pass and all products, as where zeros lie in random places; channels fill whole blocks.
+        """The first pass and all products, as for zeros in random places; channels fill whole blocks.
 
         Fitted to VGG-19's layers on an H100, whose times do not depend on the share of zeros: within a fifth.
         """

@@ -54,7 +54,7 @@ _ONE: Final = Pool("max", 1, 1, 1, 1)
 
 
 def tile_support(problem: Problem, target: Target, dtypes: Sequence[str]) -> Support:
-    """What every engine of tiles asks: a dense NHWC convolution without groups, with or without pooling, in these dtypes."""
+    """Support checks of every tile engine: dense NHWC, no groups, one of `dtypes`, with or without pooling."""
     if isinstance(problem, ConvProblem) and problem.epilogue.pool is not None:
         plain = replace(problem, epilogue=replace(problem.epilogue, pool=None))
     else:
@@ -72,7 +72,7 @@ def tile_support(problem: Problem, target: Target, dtypes: Sequence[str]) -> Sup
 
 
 class TileExecutable(Executable):
-    """A first pass that finds what is alive; the tiles; the sum of the parts of a split reduction."""
+    """A first pass that finds live channels; the tiles; the sum of the parts of a split reduction."""
 
     def __init__(self, engine: str, problem: ConvProblem, knobs: Knobs, target: Target, granule: int) -> None:
         self.problem, self.granule = problem, granule
@@ -195,7 +195,7 @@ class TileExecutable(Executable):
 
 
 def layout(problem: ConvProblem, knobs: Knobs, granule: int) -> Scratch:
-    """The workspace: lists and counts of what is alive, memory for windows, parts of a split sum."""
+    """The workspace: lists and counts of live channels, memory for windows, parts of a split sum."""
     geometry, found = TileGeometry.of(problem, knobs), Scratch()
     tiles = problem.n * math.prod(geometry.tiles(problem))
     found.add((tiles, -(-problem.c // granule)), torch.int32)
@@ -232,7 +232,7 @@ def tile_space(problem: ConvProblem, units: int, *, precisions: Sequence[str], b
 
 
 def _guess(problem: ConvProblem, knobs: Knobs, units: int) -> float:
-    """A rank, not a time: waves of thread blocks, each as long as its products and what it reads."""
+    """An order, not a time: waves of thread blocks, each as long as its products and loads."""
     geometry = TileGeometry.of(problem, knobs)
     block_k, split = knobs.integer("block_k"), knobs.integer("split")
     blocks = problem.n * math.prod(geometry.tiles(problem)) * -(-problem.k // block_k) * split

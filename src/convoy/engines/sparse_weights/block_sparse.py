@@ -1,10 +1,10 @@
 """pruned.blocks: convolutions whose weights have blocks of zeros, on tensor cores (docs/kernels/sparse-weights.md).
 
-    y = activation(conv(x, weight) + bias + residual)    -->    an implicit GEMM over the pieces in which filters have values
+    y = activation(conv(x, weight) + bias + residual)    -->    an implicit GEMM over the blocks that are not zero
 
-A piece is one tap and eight channels. It pays where zeros lie together in many filters: blocks of 64 filters and more by 8
-channels and more (for filters larger than 1x1, at each tap), or dead channels. Values may change under one mask; a value where
-the mask has none is refused when weights are packed.
+A block is one tap and eight channels. The engine pays where many filters share their zero blocks: 64 filters and more by 8
+channels and more (for filters larger than 1x1, at each tap), or dead channels. Values may change under one mask; `pack`
+refuses a weight with a value where the mask has none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from convoy.support import Support
 from convoy.target import Target
 
 MOST_LIVE: Final = 0.6
-"""Share of the pieces that tiles of 64 filters read, at most: gathering costs more than copies of whole boxes."""
+"""Largest share of blocks that tiles of 64 filters may read: gathering costs more than copies of whole boxes."""
 
 SHARED_BYTES: Final = 232448
 MOST_STAGES: Final = 8
@@ -79,7 +79,7 @@ class BlockSparseTile:
 
     @classmethod
     def of(cls, knobs: Knobs) -> BlockSparseTile:
-        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        """Inverse of `knobs`; raises InputError for knobs that name no valid configuration."""
         form = cls(**{name: knobs.integer(name) for name in cls.__slots__})
         right = form.rows in (64, 128) and form.consumers in REGISTERS
         if not right or not 0 < form.pixels <= 256 or form.pixels % 16 or not 3 <= form.stages <= MOST_STAGES:
@@ -104,7 +104,7 @@ class BlockSparseTile:
         return self.stages * (self.stage_bytes + 16) + _EXTRA_BYTES
 
     def macros(self, problem: ConvProblem) -> dict[str, int]:
-        """The kernel's settings."""
+        """The kernel's macros."""
         fewer, more = REGISTERS[self.consumers]
         epilogue = problem.epilogue
         return {
@@ -137,7 +137,7 @@ class BlockSparseTile:
 
 
 def estimate_us(problem: ConvProblem, form: BlockSparseTile, units: int) -> float:
-    """A guess in microseconds: a multiprocessor's share of products, loads or gathers with stores, or the memory's bytes."""
+    """Estimated microseconds: a multiprocessor's products, loads, or gathers with stores, or the memory's bytes."""
     assert problem.mask is not None
     work = form.units(problem)
     active = min(work, units)
@@ -154,7 +154,7 @@ def estimate_us(problem: ConvProblem, form: BlockSparseTile, units: int) -> floa
 
 
 def forms(problem: ConvProblem, units: int, limit: int = 16) -> list[BlockSparseTile]:
-    """Forms worth trying, the best guess first."""
+    """Tile configurations worth trying, by rising estimated time."""
     found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem))]
     return [form for _, _, form in sorted(found, key=lambda entry: entry[:2])][:limit]
 
@@ -175,7 +175,7 @@ def _candidates(problem: ConvProblem) -> Iterator[BlockSparseTile]:
 
 
 class BlocksExecutable(Executable):
-    """One form for one problem."""
+    """One tile configuration for one problem."""
 
     def __init__(self, problem: ConvProblem, form: BlockSparseTile, target: Target) -> None:
         assert problem.mask is not None
@@ -223,7 +223,7 @@ class BlockSparseEngine(TiledKernelEngine[BlockSparseTile]):
     tile_config = BlockSparseTile
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Forward convolutions on Hopper in fp16 or bf16 and NHWC, c and k multiples of 8, whose zeros leave pieces out."""
+        """Forward convolutions on Hopper in fp16 or bf16 and NHWC, c and k multiples of 8, with enough blocks of zeros."""
         if not (support := hopper_convolution(problem, target)):
             return support
         assert isinstance(problem, ConvProblem)
@@ -246,7 +246,7 @@ class BlockSparseEngine(TiledKernelEngine[BlockSparseTile]):
         return estimate_us(problem, form, units)
 
     def build_tile(self, problem: ConvProblem, form: BlockSparseTile, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+        """Compile one tile configuration; needs no GPU."""
         return BlocksExecutable(problem, form, target)
 
 

@@ -1,7 +1,7 @@
-"""A model of the time that a form of `pruned.direct` takes, and the forms to try by it. No torch here.
+"""The cost model of `pruned.direct`, and the tile configurations to try by it. No torch here.
 
-It counts what a block does (words from shared memory, entries, bytes that it copies and sends) and prices it with the constants
-below. What it says of layers is in docs/kernels/sparse-weights.md.
+It counts a block's work (words from shared memory, entries, bytes that it copies and sends) and prices it with the constants
+below. Its results for layers are in docs/kernels/sparse-weights.md.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ EACH: Final = (1, 2, 4, 8)
 
 MOST_FORMS: Final = 12
 MOST_OUTPUTS: Final = 8
-"""Results of a thread that come from other warps and blocks: each is code of its own."""
+"""Results of a thread that come from other warps and blocks, at most: each is separate code."""
 
 MOST_THREADS: Final = 1024
 LEAST_THREADS: Final = 64
 ENOUGH_THREADS: Final = 256
-"""Fewer are not made of warps with several filters, nor more of warps that share one."""
+"""Threads of a block: with fewer, no warp computes several filters; with more, no warps share a filter."""
 
 CLUSTER_CAPABILITY: Final = 90
 
@@ -54,8 +54,8 @@ CLOCKS_US: Final = 1755.0
 """Clocks of a microsecond under load."""
 
 START_CLOCKS: Final = 1650.0
-"""A launch in a graph, the lists' way, the last store's. This and what follows without another source: fitted to 810 rows of the
-tuner on an H200, which lie 8 % about the model then (docs/kernels/sparse-weights.md)."""
+"""A launch in a graph, loading the lists, and the last store. This constant and the following ones without another source were
+fitted to 810 rows of the tuner on an H200, which lie within 8 % of the model (docs/kernels/sparse-weights.md)."""
 
 BLOCK_CLOCKS: Final = 2270.0
 """More for a block that is not a multiprocessor's first."""
@@ -67,7 +67,7 @@ ENTRY_CLOCKS: Final = 0.84
 """The same for an entry: a load of two, by all lanes from one place, took 2.26 in the probe."""
 
 FOUR_CLOCKS: Final = 26.0
-"""Of a warp that has a multiprocessor to itself, for four entries: loads and sums that wait for one another."""
+"""Clocks of a warp that has a multiprocessor to itself, for four entries: dependent loads and sums."""
 
 FILTER_CLOCKS: Final = 36.0
 """The same for a filter's beginning and end."""
@@ -94,14 +94,14 @@ CLUSTER_CLOCKS: Final = 430.0
 """A meeting of a cluster's blocks."""
 
 SEND_CLOCKS: Final = 0.145
-"""A byte to another block's shared memory: 7 a clock, what the network between them gives to all at once."""
+"""Clocks of a byte sent to another block's shared memory: 7 bytes a clock, with all blocks sending."""
 
 PARTS_CLOCKS: Final = 150.0
 """A meeting of a block's warps."""
 
 FOUND: Final = {1: 100, 2: 100, 4: 91, 8: 91}
-"""Per cent of a device's multiprocessors that clusters of so many blocks find: 66 clusters of two on an H200, 30 of four, 15 of
-eight. The others are in rows that are too short."""
+"""Per cent of a device's multiprocessors that clusters of so many blocks can use: 66 clusters of two on an H200, 30 of four, 15
+of eight. The other multiprocessors are in GPCs that are too small."""
 
 
 @lru_cache(maxsize=64)
@@ -127,7 +127,7 @@ def most_entries(problem: ConvProblem, form: DirectTile) -> int:
 
 @lru_cache(maxsize=256)
 def forms(problem: ConvProblem, target: Target) -> tuple[DirectTile, ...]:
-    """Forms to try, best first by the model: of each number of positions and slices the best that finds room."""
+    """Tile configurations to try, by rising estimated time: of each number of positions and slices the best that fits."""
     all_ = dict.fromkeys([*_all(problem, target), *_smallest(problem, target)])
     firsts: dict[tuple[int, int], DirectTile] = {}
     for form in sorted(all_, key=lambda form: estimate_us(problem, form, target)):
@@ -142,7 +142,7 @@ def forms(problem: ConvProblem, target: Target) -> tuple[DirectTile, ...]:
 
 
 def fits(problem: ConvProblem, target: Target) -> bool:
-    """Whether some form finds room: the smallest ones do, or none."""
+    """Whether some tile configuration fits the device: the smallest ones do, or none."""
     return any(_finds_room(problem, form, target) for form in _smallest(problem, target))
 
 
@@ -163,7 +163,7 @@ def _smallest(problem: ConvProblem, target: Target) -> Iterator[DirectTile]:
 
 
 def _all(problem: ConvProblem, target: Target) -> Iterator[DirectTile]:
-    """Every form that makes sense, whether it finds room or not."""
+    """Every plausible tile configuration, whether it fits or not."""
     group_filters = problem.k // problem.groups
     lines = problem.n * problem.p * problem.q
     shapes = [v for v in VECTORS if v == 1 or LANES * (v - 1) < 1.25 * lines]
@@ -184,7 +184,7 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[DirectTile]:
 
 
 def estimate_us(problem: ConvProblem, form: DirectTile, target: Target) -> float:
-    """What the model says of a form, in microseconds."""
+    """Estimated microseconds of a tile configuration."""
     assert problem.mask is not None
     geometry = DirectGeometry(problem, form)
     nonzeros = _nonzeros(problem.mask) / (problem.groups * geometry.blocks * form.slices)
@@ -208,5 +208,5 @@ def estimate_us(problem: ConvProblem, form: DirectTile, target: Target) -> float
 
 
 def clusters(slices: int, target: Target) -> int:
-    """Clusters of so many blocks that run at one time, each block on a multiprocessor of its own."""
+    """Clusters of so many blocks that run at one time, one block on each multiprocessor."""
     return max(1, target.units * FOUND[slices] // (100 * slices))

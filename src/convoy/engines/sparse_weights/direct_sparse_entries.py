@@ -15,14 +15,15 @@ _UNIT = 16 // 4
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The lists of all blocks, one behind another; blocks that differ in their tile alone share one.
+    """The lists of all blocks, one after another; blocks that differ only in their tile share a list.
 
     Attributes:
-        words: int32; a list is its filters' first fours, the end, and entries of two words: bytes from a block's
-            input on, and the bits of a value in fp32, zero here. Fours are filled up with zeros times a place that is zero.
-        begins: int32, where each list begins and the last ends, in sixteen bytes.
-        values: int64, the words that hold values.
-        places: int64, each value's place in the weight, flattened.
+        words: int32; a list holds its filters' first groups of four, the end, and entries of two words: bytes from the start
+            of a block's input, and the bits of a value in fp32, zero here. Groups of four are padded with zeros at an offset
+            that holds zero.
+        begins: int32, the start of each list and the end of the last, in units of sixteen bytes.
+        values: int64, indices of the words that hold values.
+        places: int64, each value's index in the weight, flattened.
         most: entries of the longest list.
     """
 
@@ -34,11 +35,11 @@ class Entries:
 
 
 def entries_of(mask: NDArray[np.bool_], geometry: DirectGeometry) -> Entries:
-    """Lay a mask's non-zeros out.
+    """The entries of a mask's non-zeros.
 
     Args:
         mask: booleans [k, c / groups, r, s].
-        geometry: problem and form.
+        geometry: problem and tile configuration.
     """
     problem, form = geometry.problem, geometry.form
     k, c, r, s = np.nonzero(mask)

@@ -1,4 +1,4 @@
-"""One form of `pruned.direct`'s kernel: where its input, sums and entries lie in shared memory. No torch here."""
+"""The tile configurations of `pruned.direct`, and the layout of input, sums and entries in shared memory. No torch here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_ROUNDS: Final = 4
 """Floats of a plane that a thread copies, where more threads can go along it: each has a register."""
 
 ON_THEIR_WAY: Final = 16384
-"""Floats of a block that are asked for before the first has come, some 700 clocks later."""
+"""Floats of a block that are requested before the first has arrived, some 700 clocks later."""
 
 MOST_ON_THEIR_WAY: Final = 48
 """Of a thread: each has a register."""
@@ -44,7 +44,7 @@ MOST_STRIDE: Final = 255
 
 @dataclass(frozen=True, slots=True)
 class DirectTile:
-    """Settings of one kernel.
+    """One tile configuration of the kernel.
 
     Attributes:
         vectors: positions of a lane: a warp computes `32 * vectors` of a filter.
@@ -82,7 +82,7 @@ class DirectTile:
 
     @property
     def knobs(self) -> Knobs:
-        """As settings."""
+        """The configuration as an engine's knobs."""
         return Knobs.of(
             vectors=self.vectors, filters=self.filters, slices=self.slices, parts=self.parts, each=self.each
         )
@@ -107,11 +107,11 @@ def _layout(problem: ConvProblem, tile: int) -> PlaneLayout:
 
 
 class DirectGeometry:
-    """A problem in a form.
+    """A problem with a tile configuration.
 
     Args:
-        problem: a convolution that the engine supports, with a mask or without: nothing here depends on it.
-        form: the settings.
+        problem: a convolution that the engine supports, with or without its mask, which is not used here.
+        form: the tile configuration.
     """
 
     def __init__(self, problem: ConvProblem, form: DirectTile) -> None:
@@ -159,7 +159,7 @@ class DirectGeometry:
 
     @property
     def floats(self) -> int:
-        """Floats of a block's input; behind those that lie as in memory are what a last tile's idle lanes read."""
+        """Floats of a block's input; if it lies as in memory, also the floats that a last tile's idle lanes read."""
         floats = self.channels * self.phases * self.span + (self.form.tile if self.copy == FLAT else 0)
         return -(-floats // FOUR) * FOUR
 
@@ -182,7 +182,7 @@ class DirectGeometry:
 
     @property
     def received_bytes(self) -> int:
-        """Where sums begin that come from other warps and blocks, behind the barrier that counts them."""
+        """Offset of the sums that come from other warps and blocks, after their barrier."""
         return self.zeros_bytes + self.form.tile * 4 + BARRIER_BYTES
 
     @property
@@ -207,7 +207,7 @@ class DirectGeometry:
         return self.form.slices * self.tiles * self.blocks * self.problem.groups
 
     def room(self, entries: int) -> int:
-        """Shared memory of a block with so many entries, padding counted; four more are loaded and not used."""
+        """Shared memory of a block with so many entries, padding included; four more are loaded and not used."""
         return self.list_bytes + 4 * self.head + ENTRY_BYTES * (entries + FOUR)
 
     def asked(self, entries: int, most: int) -> int:
@@ -223,7 +223,7 @@ class DirectGeometry:
         return max(self.room(entries), most // 2 + 1)
 
     def macros(self) -> dict[str, int]:
-        """What direct.cu is given."""
+        """The macros of direct.cu."""
         problem, form, layout = self.problem, self.form, self.layout
         epilogue = problem.epilogue
         return {

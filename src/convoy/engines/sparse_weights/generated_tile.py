@@ -1,4 +1,4 @@
-"""One form of `pruned.cuda`'s code: how many threads, pixels and filters, and where a block's input lies. No torch here."""
+"""The tile configurations of `pruned.cuda`'s code: threads, pixels, filters, and the layout of a block's input. No torch here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARED_BYTES: Final = {80: 163 << 10, 87: 163 << 10, 90: 227 << 10, 100: 227 << 
 elsewhere."""
 
 RESERVED_BYTES: Final = 1 << 10
-"""What the system keeps of it for each block."""
+"""Bytes of shared memory that the system reserves for each block."""
 
 SPARE_REGISTERS: Final = (48, 72, 96)
 """Registers besides the sums: at least, of up to 16 sums; at least, of more; at most. They hold addresses, and loads under way.
@@ -33,18 +33,18 @@ FOUR: Final = 4
 """Floats of the widest copy."""
 
 VECTORS: Final = (1, 2, 4)
-"""Pixels of a thread that there are words for."""
+"""Pixels of a thread, limited by the word sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedTile:
-    """Settings of one kernel.
+    """One tile configuration of the code.
 
     Attributes:
-        lanes: threads that go along a tile's pixels.
+        lanes: threads along a tile's pixels.
         vectors: neighbouring pixels of a thread.
         filters: filters of a group, at most: a thread has `filters * vectors` sums.
-        splits: warps that compute different taps of the same pixels, in units of `lanes` threads.
+        splits: sets of `lanes` threads that compute different taps of the same pixels.
         channels: input channels of a step, at most.
         room: shared memory for steps, in KB.
         resident: blocks that a multiprocessor should hold at once.
@@ -92,7 +92,7 @@ class GeneratedTile:
 
     @property
     def knobs(self) -> Knobs:
-        """What does not follow from the problem and the device."""
+        """The knobs that do not follow from the problem and the device."""
         return Knobs.of(lanes=self.lanes, vectors=self.vectors, filters=self.filters, splits=self.splits)
 
 
@@ -102,7 +102,10 @@ def block_bytes(target: Target) -> int:
 
 
 def template(problem: ConvProblem, form: GeneratedTile) -> PlaneLayout:
-    """The template of a form: one block with the whole batch, fit for copies of four floats where that takes no more tiles."""
+    """The input layout of a tile configuration: one block with the whole batch.
+
+    Copies of four floats are possible if that takes no more tiles.
+    """
     assert problem.mask is not None
     taps, channels = _reads(problem.mask, problem.groups)
 

@@ -1,7 +1,7 @@
-"""A model of the time that a form of `pruned.cuda` takes, from the mask alone: in which order forms are tried. No torch here.
+"""The cost model of `pruned.cuda`, from the mask alone: it orders the tile configurations. No torch here.
 
-It counts what a block's code does (instructions, bytes that it copies, bytes of itself) and prices it with the constants below.
-What they say of ten operators is in docs/kernels/sparse-weights.md.
+It counts the work of a block's code (instructions, bytes that it copies, bytes of itself) and prices it with the constants
+below. Its results for ten operators are in docs/kernels/sparse-weights.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLOCKS_US: Final = 1755.0
 """Clocks of a microsecond under load."""
 
 START_CLOCKS: Final = 2100.0
-"""A launch in a graph, the first copy's way, the last store's: what the smallest operators take, 1.2 to 2 us."""
+"""A launch in a graph, the latency of the first copy and of the last store: the time of the smallest operators, 1.2 to 2 us."""
 
 BLOCK_CLOCKS: Final = 1200.0
 """The first copy and the last store of a block that is not a multiprocessor's first."""
@@ -36,8 +36,8 @@ ISSUE: Final = 1.35
 INSTRUCTION_BYTES: Final = 16
 
 CODE_CLOCKS: Final = 1 / 3
-"""Clocks a byte of straight code that a multiprocessor fetches, for each block anew, whoever runs it: operators 7, 9 and 10 in
-eleven forms, by marks of the clock in their code: 2.3 to 3.5 bytes a clock with one stream of code, two, four and eight."""
+"""Clocks per byte of straight-line code that a multiprocessor fetches, again for each block: operators 7, 9 and 10 in eleven
+tile configurations, by clock readings in their code: 2.3 to 3.5 bytes a clock with one, two, four and eight code streams."""
 
 CACHED_CLOCKS: Final = 1 / 6
 """The same where all of a kernel's code is in an instruction cache since the launch before: operators 2 to 6."""
@@ -50,7 +50,7 @@ INPUT_CLOCKS: Final = 1 / 28
 multiply copy too."""
 
 OUTPUT_CLOCKS: Final = 1 / 24
-"""The same for what a multiprocessor stores."""
+"""The same for the bytes that a multiprocessor stores."""
 
 COMMON_INSTRUCTIONS: Final = 110
 """Of every warp besides multiply-adds and results, once the kernel before has ended: seen in sm_90 code."""
@@ -58,7 +58,7 @@ COMMON_INSTRUCTIONS: Final = 110
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a group of filters costs, the largest of a layer.
+    """The cost of the largest group of filters of a layer.
 
     Attributes:
         groups: groups of the layer.
@@ -75,7 +75,7 @@ class Counts:
 
 @lru_cache(maxsize=256)
 def counts_of(mask: WeightMask, filters: int) -> Counts:
-    """Count a mask's groups of so many filters."""
+    """The counts of a mask in groups of `filters` filters."""
     nonzero = positions(mask)
     groups = partition(nonzero, filters)
     sizes = nonzero.sum(axis=(1, 2, 3))
@@ -98,7 +98,7 @@ def _words(used: NDArray[np.bool_], vectors: int) -> int:
 
 @lru_cache(maxsize=2048)
 def estimate_us(problem: ConvProblem, form: GeneratedTile, target: Target) -> float:
-    """What the model says of a form, in microseconds."""
+    """Estimated microseconds of a tile configuration."""
     assert problem.mask is not None
     counts = counts_of(problem.mask, form.filters)
     layout = template(problem, form)
@@ -110,7 +110,7 @@ def estimate_us(problem: ConvProblem, form: GeneratedTile, target: Target) -> fl
     own = counts.values * (form.vectors + 0.25) + words
     copied = layout.span * counts.planes * max(len(layout.phases), 1)
     common = COMMON_INSTRUCTIONS + form.filters * form.vectors * (1 if form.splits > 1 else 2.5)
-    # Every warp runs its split's part of the multiply-adds, and what is common.
+    # Every warp runs its split's part of the multiply-adds, and the common code.
     issue = rounds * form.threads / 128 * (own / form.splits + common) * ISSUE
     # Shared memory gives a warp's word of one float in a clock, of two in two, of four in four; four values in two.
     shared = rounds * form.threads / 32 / form.splits * (words * form.vectors + counts.values * 0.5)
@@ -126,6 +126,6 @@ def estimate_us(problem: ConvProblem, form: GeneratedTile, target: Target) -> fl
 
 
 def _resident(form: GeneratedTile, target: Target) -> int:
-    """Blocks of a form that a multiprocessor holds at once."""
+    """Blocks of a tile configuration that a multiprocessor holds at once."""
     by_room = (block_bytes(target) - RESERVED_BYTES) // ((form.room << 10) + RESERVED_BYTES)
     return max(1, min(by_room, 2048 // form.threads, 65536 // (form.threads * form.registers)))

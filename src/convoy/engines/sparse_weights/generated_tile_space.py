@@ -1,4 +1,4 @@
-"""The forms that `pruned.cuda` may give a layer's code, by the time that a model expects of them."""
+"""The tile configurations that `pruned.cuda` offers for a layer, by rising estimated time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STEP_FMAS: Final = 64
 """Multiply-adds of a thread in one step, at least: a barrier costs as much as some ten."""
 
 MOST_FMAS: Final = 400_000
-"""Multiply-add instructions of one form, at most: at half a millisecond each, twelve seconds of 16 cores."""
+"""Multiply-add instructions of one tile configuration, at most: at half a millisecond each, twelve seconds of 16 cores."""
 
 SPACE_FMAS: Final = 1_000_000
-"""The same of all forms of a space."""
+"""Multiply-add instructions of all tile configurations of a space."""
 
 MOST_FORMS: Final = 16
 
@@ -57,7 +57,7 @@ def forms(problem: ConvProblem, target: Target) -> list[GeneratedTile]:
 
 
 def form_of(problem: ConvProblem, knobs: Knobs, target: Target) -> GeneratedTile:
-    """The form that knobs name; raises InputError where it does not fit the problem or the device."""
+    """The tile configuration of the given knobs; raises InputError if it does not fit the problem or the device."""
     numbers = {name: knobs.integer(name) for name in ("lanes", "vectors", "filters", "splits")}
     expected = "settings of the engine's space for this problem and device"
     if min(numbers.values()) < 1 or numbers["vectors"] not in VECTORS:
@@ -69,7 +69,7 @@ def form_of(problem: ConvProblem, knobs: Knobs, target: Target) -> GeneratedTile
 
 
 def _all(problem: ConvProblem, target: Target) -> Iterator[GeneratedTile]:
-    """Every form that fits the device."""
+    """Every tile configuration that fits the device."""
     assert problem.mask is not None
     pixels = problem.n * problem.p * problem.q
     for vectors in VECTORS:
@@ -90,7 +90,7 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[GeneratedTile]:
 
 
 def _fitted(problem: ConvProblem, form: GeneratedTile, target: Target) -> GeneratedTile | None:
-    """A form with its steps: as few as shared memory has room for at once, else two of them; None where it does not fit."""
+    """A tile configuration with its steps: as few as fit shared memory at once, else two of them; None if it does not fit."""
     assert problem.mask is not None
     counts = counts_of(problem.mask, form.filters)
     if form.threads > MOST_THREADS or form.is_cramped:

@@ -1,4 +1,4 @@
-"""Weights as data: what is checked before a weight's values are packed for code that was made for a mask."""
+"""The check of a weight against its mask, before its values are packed for code that was made for the mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every engine for pruned weights asks of a problem, each "no" with its reason."""
+"""Support checks that all engines for pruned weights share; each refusal has a reason."""
 
 from __future__ import annotations
 

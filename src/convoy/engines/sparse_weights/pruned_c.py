@@ -40,7 +40,7 @@ MANY_NONZEROS: Final = 150_000
 """From here on one vector is tried alone: with two, code is twice as large."""
 
 SMALL_COST: Final = 8_000
-"""Multiply-adds of vectors that are worth a thread: 3 us of a core, about what it costs to have another one join."""
+"""Multiply-adds of vectors that are worth a thread: 3 us of a core, about the cost of waking another thread."""
 
 FLAGS: Final = (
     "-std=gnu11",
@@ -88,7 +88,7 @@ class PrunedCExecutable(Executable):
         return values, *(constant.detach().contiguous() for constant in constants[1:])
 
     def resident_bytes(self, constants: Packed) -> int:
-        """Values and bias, and the code itself, which takes several times their room."""
+        """Values and bias, and the code itself, which is several times as large."""
         return super().resident_bytes(constants) + self._code_bytes
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:

@@ -1,10 +1,11 @@
-"""pruned.channels: dense convolutions of what is left where whole filters or input channels are zero.
+"""pruned.channels: dense convolutions of the remaining channels and filters, if whole ones are zero.
 
-    y[:, live] = conv(x[:, used], weight[live, used]) + bias[live]        y[:, dead] = bias[dead]        then residual, activation
+    y[:, live] = conv(x[:, used], weight[live, used]) + bias[live]        y[:, dead] = bias[dead]        then residual,
+    activation
 
-The inner convolution is the library's, on the smaller sizes. Counts of filters and channels are rounded up to a multiple of 8, by
-dead ones that are kept: kernels for vectors want that more than they mind a few zeros.
-On a GPU the engine is `pruned.channels_gpu`.
+Another engine computes the smaller convolution. The numbers of filters and channels are rounded up to a multiple of 8 by
+keeping some dead ones: vectorised kernels are faster with a few zeros than with odd sizes. On a GPU the engine is
+`pruned.channels_gpu`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def smaller(problem: ConvProblem) -> ConvProblem:
 
 
 def inner_knobs(engine: str, problem: ConvProblem, target: Target) -> list[Knobs]:
-    """An engine's settings for the smaller convolution that want no workspace, its favourite first; none where it says no."""
+    """An engine's knobs for the smaller convolution that need no workspace, its default first; none if it does not support it."""
     inner = load_engine(engine)
     if not inner.accepts(problem, target):
         return []

@@ -1,6 +1,7 @@
-"""pruned.channels_gpu: what `pruned.channels` does, on a GPU: a dense convolution of the filters and channels that are left.
+"""pruned.channels_gpu: `pruned.channels` on a GPU: a dense convolution of the remaining filters and channels.
 
-The inner convolution is PyTorch's, cuDNN's best plan or a kernel of ours, in its favourite setting that wants no workspace.
+The smaller convolution is computed by PyTorch, cuDNN's best plan or one of Convoy's kernels, each with its first knobs that
+need no workspace.
 """
 
 from __future__ import annotations

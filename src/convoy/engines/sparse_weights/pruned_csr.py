@@ -1,9 +1,11 @@
-"""pruned.csr: direct convolution over weights in compressed sparse rows, the way that stores index arrays (`cuda/csr.cu`).
+"""pruned.csr: direct convolution over weights in compressed sparse rows with stored index arrays (`hopper/csr.cu`).
 
-    y = activation(conv(x, weight) + bias + residual)    -->    pad; then for each filter: sum of value * padded[place + offset]
+    y = activation(conv(x, weight) + bias + residual)    -->    pad; then for each filter: sum of value * padded[place +
+    offset]
 
-After Escoin (Chen, arXiv 1802.10280). What generated code is held against: it takes the same masks, however many non-zeros they
-have. As `pruned.cuda`: zeros of the mask are not read, and a value where the mask has none is refused.
+See Escoin (Chen, arXiv 1802.10280). It is the reference for generated code: it takes the same masks, however many non-zeros
+they have. As in `pruned.cuda`, zeros of the mask are not read, and `pack` refuses a weight with a value where the mask has
+none.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def sizes(problem: ConvProblem) -> dict[str, int]:
 
 
 def macros(problem: ConvProblem, knobs: Knobs) -> dict[str, int]:
-    """The kernels' settings."""
+    """The kernels' macros."""
     epilogue = problem.epilogue
     return {
         "HALF": int(problem.x_dtype == "fp16"), "THREADS": THREADS, "PIXELS": knobs.integer("pixels"),

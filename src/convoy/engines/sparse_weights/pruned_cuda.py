@@ -2,9 +2,8 @@
 
     y = activation(conv(x, weight) + bias + residual)    -->    one kernel, one FFMA a non-zero weight and pixel
 
-As `pruned.c`: zeros of the mask are not read, values may change under one mask, a value where the mask has none is refused.
-Building needs no GPU; binaries are kept in the user's cache. What is known of it is in docs/kernels/sparse-weights.md and
-docs/kernels/sparse-weights.md.
+As in `pruned.c`, zeros of the mask are not read, values may change under one mask, and `pack` refuses a weight with a value
+where the mask has none. Building needs no GPU; binaries are kept in the user's cache. See docs/kernels/sparse-weights.md.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ MOST_NONZEROS: Final = 150_000
 such layers."""
 
 UNLINKED_NONZEROS: Final = 8_000
-"""Where nothing links units, one core compiles everything."""
+"""Non-zeros, at most, if units cannot be linked: one core then compiles everything."""
 
 _INDEX_LIMIT: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Code of a problem in one form, before it is compiled."""
+    """The code of a problem with one tile configuration, before it is compiled."""
 
     layout: PlaneLayout
     kernel: MaskKernel
@@ -62,7 +61,7 @@ def write(problem: ConvProblem, form: GeneratedTile, values: Sequence[float] | N
 
     Args:
         problem: a convolution that `PrunedCuda` supports.
-        form: the settings.
+        form: the tile configuration.
         values: the weight, flattened, to make immediates of; None: values are data.
     """
     assert problem.mask is not None
@@ -115,7 +114,7 @@ class PrunedCudaExecutable(Executable):
         return flat[self._places.to(weight.device)], *(c.detach().float().contiguous() for c in constants[1:])
 
     def resident_bytes(self, constants: Packed) -> int:
-        """Values and bias, and the code itself, which takes ten times their room."""
+        """Values and bias, and the code itself, which is ten times as large."""
         return super().resident_bytes(constants) + len(self._function.cubin)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
@@ -181,7 +180,7 @@ class PrunedCuda(Engine):
         return [form.knobs for form in forms(problem, target)]
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
-        """The model's guess."""
+        """The cost model's estimate."""
         assert isinstance(problem, ConvProblem)
         return estimate_us(problem, form_of(problem, knobs, target), target)
 

@@ -1,11 +1,12 @@
-"""pruned.direct: direct sparse convolution, positions as data, on all of a GPU however few the pixels (`cuda/direct.cu`).
+"""pruned.direct: direct sparse convolution with positions as data, on all of a GPU even for few pixels (`hopper/direct.cu`).
 
     y = activation(conv(x, weight) + bias + residual)    -->    for each filter: sum of value * staged[offset + position]
 
-After Park et al. ("Faster CNNs with Direct Sparse Convolutions and Guided Pruning", ICLR 2017, arXiv 1608.01409) and Escoin
-(Chen, arXiv 1802.10280). Beside `pruned.cuda`, whose code a multiprocessor must fetch: here code is the same for every mask of a
-shape, and compiled in less than a second. As there: zeros of the mask are not read, values may change under one mask, a value
-where the mask has none is refused. What is known of it is in docs/kernels/sparse-weights.md.
+See Park et al. ("Faster CNNs with Direct Sparse Convolutions and Guided Pruning", ICLR 2017, arXiv 1608.01409) and Escoin
+(Chen, arXiv 1802.10280). A multiprocessor must fetch the code of `pruned.cuda`, which differs by mask; here the code is the
+same for every mask of a shape, and compiled in less than a second. As in `pruned.cuda`, zeros of the mask are not read,
+values may change under one mask, and `pack` refuses a weight with a value where the mask has none. See
+docs/kernels/sparse-weights.md.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class PrunedDirect(Engine):
         return [form.knobs for form in forms(problem, target)]
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
-        """The model's guess."""
+        """The cost model's estimate."""
         assert isinstance(problem, ConvProblem)
         return estimate_us(problem, form_of(knobs), target)
 

@@ -33,7 +33,7 @@ def _crowded(mask: WeightMask) -> int:
 
 
 class SparseExecutable(SwappedExecutable):
-    """One form for one problem."""
+    """One tile configuration for one problem."""
 
     def __init__(self, engine: str, problem: ConvProblem, form: DenseForm, target: Target) -> None:
         super().__init__(engine, problem, form, target)
@@ -74,7 +74,7 @@ class Sparse24Engine(SwappedForms):
         return hopper_alone(target)
 
     def build_tile(self, problem: ConvProblem, form: DenseForm, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+        """Compile one tile configuration; needs no GPU."""
         return SparseExecutable(self.id, problem, form, target)
 
 

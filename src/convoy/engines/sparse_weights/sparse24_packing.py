@@ -1,8 +1,9 @@
-"""2:4 weights as tensor cores take them: of every four channels the two that have values, and which two as metadata.
+"""2:4 weights in the layout of sparse tensor cores: two values of every four channels, and their positions as metadata.
 
-A chunk is what one iteration of the kernel copies: some filters at one tap and `CHANNELS` channels. First their values, two of
-every four channels, in rows of 64 bytes in the 64-byte swizzle of shared memory; then a word of metadata for each thread. From
-"PTX ISA", asynchronous warpgroup products with sparse A: two bits a value, its place among the four, lower places first.
+A chunk is the data that one iteration of the kernel copies: some filters at one tap and `CHANNELS` channels. First come the
+values, two of every four channels, in rows of 64 bytes in the 64-byte swizzle of shared memory; then a word of metadata for
+each thread. From "PTX ISA", asynchronous warpgroup products with sparse A: two bits a value, its position among the four,
+lower positions first.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from convoy.engines.hopper.igemm_swap_ab_tile_config import CHANNELS
 from convoy.engines.numpy_arrays import as_tensor
 
 VALUE_BYTES: Final = 64
-"""Of a chunk's row: 32 values of two bytes."""
+"""Bytes of values in a chunk's row: 32 values of two bytes."""
 
 ROW_BYTES: Final = 72
-"""With its share of the metadata: 16 fours of channels, four bits each."""
+"""Bytes of a filter's row with its metadata: 16 groups of four channels, four bits each."""
 
 _NONE: Final = 255
 

@@ -9,7 +9,7 @@ from convoy.engines.sparse_weights.sparse24_packing import ROW_BYTES
 
 
 class Sparse24Tile(igemm_swap_ab_tile_config.Form):
-    """See the base class. What dense weights gained by, fewer boxes and odd rows, has not been measured for these."""
+    """See the base class. The options that made dense weights faster, fewer boxes and odd rows, have not been measured here."""
 
     __slots__ = ()
     sparse: ClassVar[bool] = True

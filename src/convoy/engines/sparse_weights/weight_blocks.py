@@ -1,7 +1,7 @@
-"""Which pieces of a weight with blocks of zeros are read: one tap and eight channels each, as lists for tiles of filters.
+"""The blocks of a pruned weight that are not zero, of one tap and eight channels each, as lists for tiles of filters.
 
-A piece is on a tile's list where any filter of the tile has a value in it. Eight pieces make an iteration of the kernel; the last
-ones of a list may be none. Tiles with long lists come first, so that multiprocessors end together.
+A block is on a tile's list if any filter of the tile has a value in it. Eight blocks make one iteration of the kernel; a list
+is padded to whole iterations. Tiles with long lists come first, so that all multiprocessors finish at about the same time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.problem import ConvProblem, WeightMask
 
 CHANNELS: Final = 8
-"""Of a piece: the sixteen bytes that one gather brings."""
+"""Channels of a block: the sixteen bytes of one gather."""
 
 PIECES: Final = 8
-"""Of an iteration: 128 bytes a pixel."""
+"""Blocks of one iteration: 128 bytes a pixel."""
 
 NO_PIECE: Final = -1
 _RIGHT_BITS, _CHANNEL_BITS = 8, 15
@@ -49,22 +49,22 @@ def lengths(mask: WeightMask, filters: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def live_share(mask: WeightMask, filters: int) -> float:
-    """Share of the pieces that tiles of so many filters read."""
+    """Share of the blocks that tiles of so many filters read."""
     return float(live_pieces(positions(mask), filters).mean())
 
 
 def fits(problem: ConvProblem) -> bool:
-    """Whether a piece's place can be told in one word: taps up to 255 pixels off, 32768 channels."""
+    """Whether a block's position fits one word: taps at most 255 pixels away, 32768 channels."""
     reach = max((problem.r - 1) * problem.dilation_h, (problem.s - 1) * problem.dilation_w)
     return reach < 1 << _RIGHT_BITS and problem.c <= 1 << _CHANNEL_BITS
 
 
 class Lists:
-    """The lists of one mask for tiles of one size, and how weights are packed by them.
+    """The lists of one mask for tiles of one size; packs weights by them.
 
     Attributes:
-        tiles: int32 [tiles, 4]: first iteration, the one behind the last, first filter, nothing.
-        pieces: int32 [iterations, PIECES]: rows down, columns right and channel of each piece in one word, or `NO_PIECE`.
+        tiles: int32 [tiles, 4]: first iteration, the iteration after the last, first filter, unused.
+        pieces: int32 [iterations, PIECES]: rows down, columns right and channel of each block in one word, or `NO_PIECE`.
     """
 
     def __init__(self, problem: ConvProblem, filters: int) -> None:
@@ -95,7 +95,7 @@ class Lists:
         k, c, r, s = weight.shape
         device = weight.device
         pieces = weight.permute(0, 2, 3, 1).reshape(k, -1, CHANNELS)
-        # One more piece and whole tiles of filters: zeros for what is on no list.
+        # One more block and whole tiles of filters: zeros for the padding of the lists.
         pieces = torch.nn.functional.pad(pieces, (0, 0, 0, 1, 0, -k % self.filters))
         places = torch.where(self._tap < 0, r * s * (c // CHANNELS), self._tap * (c // CHANNELS) + self._eight).to(
             device

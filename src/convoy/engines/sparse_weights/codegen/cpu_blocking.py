@@ -25,7 +25,7 @@ BLOCK_BYTES: Final = 512 << 10
 on an EPYC of 2022); larger ones bring nothing."""
 
 LEAST_POSITIONS: Final = 160
-"""A block is not cut below so many pixels for the threads' sake: they then share its filters out."""
+"""Least pixels of a block: for fewer, threads share the block's filters instead of getting smaller blocks."""
 
 CODE_BYTES: Final = 24 << 10
 """Of a first instruction cache of 32 KB."""
@@ -33,11 +33,11 @@ CODE_BYTES: Final = 24 << 10
 
 @dataclass(frozen=True, slots=True)
 class CpuBlocking:
-    """One setting of a problem: what is known before any code is written.
+    """The blocking of a problem, known before any code is written.
 
     Attributes:
-        layout: the template.
-        cut: how the code is cut.
+        layout: the layout of the padded input.
+        cut: how the code is partitioned.
         lanes: floats of a vector.
         filters: filters of the largest group.
     """
@@ -58,7 +58,7 @@ class CpuBlocking:
 
 
 def plan(problem: ConvProblem, mask: NDArray[np.bool_], knobs: Knobs) -> CpuBlocking:
-    """Template and cuts for a CPU.
+    """Layout and partition for a CPU.
 
     Args:
         problem: a forward convolution.

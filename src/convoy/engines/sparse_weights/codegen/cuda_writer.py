@@ -18,7 +18,7 @@ FLOAT_BYTES: Final = 4
 UNROLL_NONE: Final = "#pragma unroll 1"
 
 CONSTANT_BYTES: Final = 60 << 10
-"""Of 64 KB of constant memory, what tables may take: all units' together, once they are linked."""
+"""Bytes of constant memory, of 64 KB, that all units' tables together may take once they are linked."""
 
 ELEMENT: Final = {"fp32": ("float", 4), "fp16": ("unsigned short", 2)}
 """Storage type and its bytes; fp16 is converted by instructions, for which no header is needed. Shared memory holds floats."""
@@ -30,7 +30,7 @@ _ARGUMENTS: Final = (
 
 
 class CudaWriter:
-    """What all units of a kernel share."""
+    """Writes all units of a kernel."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class CudaWriter:
         return "\n".join([defines(sizes | flags | where) + f"typedef {element} element;", *tables, text("pruned.cuh")])
 
     def _table_bytes(self, units: int) -> int:
-        """What `_tables` and the head's tables take, in units that are linked to one."""
+        """Bytes of `_tables` and of the head's tables, in `units` units that are linked."""
         found = sum(16 for group in self.steps for _ in group)
         found += sum(4 * len(group.filters) for group in self.code.groups if not _is_run(group.filters))
         if not self.run:
@@ -164,7 +164,7 @@ class CudaWriter:
         ]  # fmt: skip
 
     def _planes(self, at: int, start: int, stop: int) -> list[str]:
-        """Copies of some steps' planes, each waited for by itself."""
+        """Copies of some steps' planes, each step with its own wait."""
         found = self.steps[at][start:stop]
         if self.run and found:
             base = f"staged + i % {self.buffers} * {self.floats} + steps_{at}[i][1]"
@@ -196,7 +196,7 @@ class CudaWriter:
         return [*lines, "    }"]
 
     def _piece(self, piece: Piece, first: int, sums: int) -> list[str]:
-        """A piece's multiply-adds, in the words of pruned.cuh; a word is loaded where it is used first."""
+        """A piece's multiply-adds, as macros of pruned.cuh; a word is loaded at its first use."""
         vectors = self.code.vectors
         inputs: set[int] = set()
         weights: set[int] = set()
@@ -220,19 +220,19 @@ class CudaWriter:
         return [*lines, f"    END_CODE({', '.join(f'SUM(a{index})' for index in range(sums))})"]
 
     def _part(self, place: int) -> str:
-        """The name of one input of a thread's words."""
+        """The variable that holds one input."""
         word, part = divmod(place, self.code.vectors)
         return f"x{word}" if self.code.vectors == 1 else f"x{word}{'xyzw'[part]}"
 
     def _weight(self, value: int, first: int) -> tuple[str, str, int]:
-        """What multiplies by a value, the value as an operand, and the word that holds it."""
+        """The multiply macro of a value, its operand, and the word that holds it."""
         if self.values is not None:
             return "FMA_BITS", _bits(self.values[value]), 0
         word, place = divmod(value - first, WORD)
         return "FMA", f"w{word}{'xyzw'[place]}", word
 
     def _results(self, at: int, group: Group) -> list[str]:
-        """Sums to y, with what follows, where the position is a pixel."""
+        """Store the sums with the epilogue to y, if the position is a pixel."""
         kernel, count = self.code, len(group.filters)
         names = [[f"a{total * kernel.vectors + v}" for v in range(kernel.vectors)] for total in range(count)]
         if self.splits == 1:
@@ -253,7 +253,7 @@ class CudaWriter:
 
 
 def _is_run(numbers: Sequence[int]) -> bool:
-    """Whether numbers follow one another."""
+    """Whether the numbers are consecutive."""
     return tuple(numbers) == tuple(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
 
 

@@ -1,11 +1,11 @@
 """IR to C: vectors of pixels, one function a piece, and a driver that pads, partitions and finishes. No torch here.
 
-Every name and number in the text is made from integers of checked data classes. Pieces are C with the vector types of gcc and
-clang, or assembly where `emit_x86` knows the CPU.
+All names and numbers in the text come from integers of checked data classes. Pieces are C with the vector types of gcc and
+clang, or assembly if `emit_x86` supports the CPU.
 
-Threads share out the multiply-adds: blocks, groups of filters and tiles in one row, cut into equal parts by cost, so that any
-number of threads gets equal work, whether there are many pixels or few. Each thread pads the input of a block for itself, just
-before it is read: it is then in that core's cache, and threads wait for nothing.
+Threads share the multiply-adds: blocks, groups of filters and tiles form one sequence, which is cut into parts of equal cost,
+so that every thread gets equal work for many pixels and for few. Each thread pads the input of a block itself, just before it
+is read: the input is then in that core's cache, and no thread waits.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ FILL: Final = Path(__file__).with_name("fill.c")
 """The part of the driver that pads: it needs the sizes and the tables of channels and phases, which are written before it."""
 
 FINISH: Final = Path(__file__).with_name("finish.c")
-"""What follows the sums, and the share of each thread: it needs the table of groups besides."""
+"""The code behind the sums, and the partition among threads: it needs the table of groups too."""
 
 FUSED: Final = ("none", "relu", "relu6")
 """Activations that the C code applies; others follow by torch."""
 
 GROUP_COST: Final = 4
-"""Cost of a sum's beginning and end, in multiply-adds: the store, the load and what the epilogue does."""
+"""Cost of a sum's start and end, in multiply-adds: the store, the load and the epilogue."""
 
 SUMS_BYTES: Final = 16 << 10
 """Half a first cache of 32 KB: the other half is for the input."""
 
 UNIT_USES: Final = {"": 6_000, "avx512": 60_000, "avx2": 60_000}
-"""Multiply-adds of a translation unit, about, by the instruction set that pieces are assembly for: half a second of a core. Units
-are compiled side by side."""
+"""Multiply-adds of a translation unit, approximately, by the instruction set of its assembly: half a second of a core. Units are
+compiled in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
 class CSource:
-    """C sources of one kernel, and the memory that it wants.
+    """C sources of one kernel, and its memory.
 
     Attributes:
         units: translation units, to be linked together; the last has the entry point `convoy_pruned`.
@@ -61,11 +61,11 @@ def emit(
 
     Args:
         kernel: verified code that is not staged.
-        layout: its template.
+        layout: the layout of its input.
         bias: whether a bias is added.
         residual: whether a residual is added.
         activation: one of `FUSED`.
-        arch: the CPU's instruction set, as `Target.arch` names it: pieces are assembly where `emit_x86` knows it, else C.
+        arch: the CPU's instruction set, as `Target.arch` names it: pieces are assembly if `emit_x86` supports it, else C.
     """
     if activation not in FUSED:
         raise ValueError(f"activation {activation!r} is not one of {FUSED}")
@@ -76,13 +76,13 @@ def emit(
     units = [head + "".join(unit) for unit in _units(kernel, assembly)]
     driver = _driver(kernel, layout, bias=bias, residual=residual, activation=activation)
     scratch = layout.plane * layout.planes + _sums_floats(kernel)
-    if len(units) == 1:  # a small kernel is one run of the compiler
+    if len(units) == 1:  # a small kernel is compiled at once
         units, driver = [], units[0] + driver
     return CSource((*units, driver), -(-4 * scratch // 256) * 256, _total(kernel, layout))
 
 
 def run_tiles(filters: int, tile: int, positions: int) -> int:
-    """Tiles whose sums are finished before the next are begun: as many as stay in the first cache, for a group's filters."""
+    """Tiles whose sums are finished before the next tiles: as many as stay in the L1 cache, for a group's filters."""
     return max(1, min(SUMS_BYTES // (4 * max(filters, 1) * tile), positions // tile))
 
 
@@ -123,7 +123,7 @@ def _total(kernel: MaskKernel, layout: PlaneLayout) -> int:
 
 
 def prelude(kernel: MaskKernel) -> str:
-    """Types of the pieces."""
+    """Types that the pieces use."""
     return _PRELUDE.replace("@BYTES@", str(4 * kernel.lanes))
 
 

@@ -1,14 +1,14 @@
 """IR to CUDA C: one kernel; a row of blocks a group of filters, a thread some neighbouring pixels. No torch here.
 
 A block computes a tile for one group. It copies the tile's part of the input, with padding inside, and the group's values to
-shared memory, piece after piece, the next ones while this one computes; the code then takes words of neighbouring inputs and of
-four values from there, so that nearly every instruction is a multiply-add. Where a kernel has splits, other warps compute
+shared memory, piece after piece, the next ones while this one computes. The code then loads words of neighbouring inputs and
+of four values from there, so that nearly every instruction is a multiply-add. In a kernel with splits, other warps compute
 other taps of the same pixels, and their sums are added through shared memory. Each group is a function: units of some
-functions are compiled side by side, and linked.
+functions are compiled in parallel, and linked.
 
-Values are data in memory. Read from a kernel's parameters, each pair of them cost an instruction of its own and a wait (ULDC,
-seen in sm_90 code), and more than 8000 did not fit one launch. Immediates are written where the values are known and will not
-change. Every name and number in the text is made from integers and floats of checked data classes; no header is included.
+Values are data in memory. As kernel parameters, each pair of them would cost an instruction and a wait (ULDC, seen in sm_90
+code), and one launch holds at most 8000. Immediates are written if the values are known and will not change. All names and
+numbers in the text come from integers and floats of checked data classes; no header is included.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout
 from convoy.engines.sparse_weights.codegen.staging_steps import buffers_of, steps
 
 UNIT_FMAS: Final = 4000
-"""Multiply-add instructions of a compilation unit, about: NVRTC 13 takes half a millisecond for each (one, where they are not
-instructions but expressions), and units are compiled side by side."""
+"""Multiply-add instructions of a compilation unit, approximately: NVRTC 13 takes half a millisecond for each (a millisecond as
+expressions), and units are compiled in parallel."""
 
 ACTIVATIONS: Final = ("none", "relu", "relu6")
 
@@ -35,14 +35,14 @@ class CudaSource:
     """The kernel of a layer.
 
     Attributes:
-        head: CUDA C that every unit begins with.
-        bodies: what follows it in each unit.
+        head: CUDA C at the beginning of every unit.
+        bodies: the rest of each unit.
         name: the kernel.
         blocks: tiles times groups; tiles of one group are neighbours.
-        threads: of a block.
+        threads: threads of a block.
         shared_bytes: dynamic shared memory of a block.
-        aligned: what the input's address is a multiple of, in bytes.
-        packed: for each packed float the value that it is, or -1: padding; empty where values are immediates.
+        aligned: alignment of the input's address, in bytes.
+        packed: for each packed float the index of its value, or -1 for padding; empty if values are immediates.
     """
 
     head: str
@@ -97,7 +97,7 @@ def emit(
 
 
 def _parts(kernel: MaskKernel) -> list[list[int]]:
-    """Groups that make one unit."""
+    """The groups of each unit."""
     parts: list[list[int]] = []
     fmas = 0
     for at, group in enumerate(kernel.groups):

@@ -1,12 +1,12 @@
 """IR to x86-64 assembly inside C: the pieces alone, for AVX-512 and AVX2. No torch here.
 
-What gcc makes of the same code in C is right and slow, in two ways: it loads an input anew for every use instead of sharing it
-and copies sums about (half the speed, gcc 12), and it takes 0.1 ms a non-zero. The assembler takes a tenth of that, and ResNet-50
-has 2.3 million non-zeros at a sparsity of 0.9. Straight-line code leaves a compiler nothing to find: registers are what the IR
-says. Where there is no such CPU the pieces are C (`emit_c`).
+gcc's code for the same pieces in C is correct but slow, in two ways: it loads an input again for every use instead of sharing
+it and copies sums (half the speed, gcc 12), and it takes 0.1 ms a non-zero. The assembler takes a tenth of that; ResNet-50
+has 2.3 million non-zeros at a sparsity of 0.9. A compiler cannot improve straight-line code: registers are as in the IR. For
+other CPUs the pieces are C (`emit_c`).
 
-Registers: sums first, then inputs in turn, then values spread over a register where an instruction cannot take them from
-memory. The calling convention is System V's: x, w and y are in rdi, rsi and rdx, and all vector registers are the callee's.
+Registers: sums first, then inputs in turn, then broadcast values if an instruction cannot take them from memory. The calling
+convention is System V's: x, w and y are in rdi, rsi and rdx, and no vector register is preserved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SETS: Final = {
 
 
 def fits(kernel: MaskKernel, arch: str) -> bool:
-    """Whether a kernel's sums fit the registers of an instruction set, with room for an input and a value."""
+    """Whether a kernel's sums fit the registers of an instruction set, besides an input and a value."""
     found = SETS.get(arch)
     if found is None or found.lanes != kernel.lanes:
         return False

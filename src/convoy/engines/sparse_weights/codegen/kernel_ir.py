@@ -17,7 +17,7 @@ class Load:
     """Load one tile of inputs from an offset, and add its products with values to sums.
 
     Attributes:
-        offset: floats from the tile's own place in the input (in the staged input, where the piece is staged).
+        offset: floats from the tile's start in the input (in the staged input, if the piece is staged).
         uses: pairs (sum, value), at least one: the multiply-adds that share this load.
     """
 
@@ -27,15 +27,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Straight-line code that stays in the instruction cache: one function.
+    """Straight-line code of one function, small enough for the instruction cache.
 
     Attributes:
-        begins: whether sums begin at zero; otherwise they are what the piece before left.
+        begins: whether sums start at zero; otherwise they continue from the previous piece.
         loads: the code.
-        stage: planes that are copied to shared memory before, `span` floats of each, one after another; empty where input is
-            read where it lies.
-        split: which of the code's splits this is of. Splits have sums of their own, which are added in the end: each is
-            other threads' work.
+        stage: planes that are copied to shared memory first, `span` floats of each; empty if the input is read in place.
+        split: index of the split. Each split has its own sums and its own threads; the sums are added at the end.
     """
 
     begins: bool

@@ -19,7 +19,7 @@ _PIECE: Final = re.compile(r"(zero|keep)( [1-9][0-9]{0,5})?", re.ASCII)
 
 @dataclass(slots=True)
 class _Lines:
-    """A piece whose lines are being read."""
+    """A piece that is being parsed."""
 
     begins: bool
     split: int
@@ -48,7 +48,7 @@ def print_kernel(kernel: MaskKernel) -> str:
 
 
 def parse_kernel(text: str) -> MaskKernel:
-    """Inverse of `print_kernel`; raises InputError with the line's number. What it says is left to `verify`."""
+    """Inverse of `print_kernel`; raises InputError with the line's number. `verify` checks the kernel's rules."""
     lines = text.split("\n")
     if lines[-2:] != ["end", ""]:
         raise InputError("kernel", text[-20:], "a last line `end`")

@@ -1,4 +1,4 @@
-"""CUDA C in several units to one cubin: NVRTC in as many threads as there are cores, then nvJitLink."""
+"""Several units of CUDA C to one cubin: NVRTC in one thread per core, then nvJitLink."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _bindings(name: str) -> Any:
 
 @cache
 def unlinked() -> str:
-    """Why units cannot be linked, as a phrase; empty where they can."""
+    """Why units cannot be linked; empty if they can."""
     try:
         if importlib.util.find_spec("cuda.bindings") is None:
             return "needs cuda-bindings"
@@ -44,12 +44,12 @@ def compile_units(engine: str, head: str, bodies: Sequence[str], target: Target,
 
     Args:
         engine: the engine's id, for messages and files.
-        head: CUDA C that every unit begins with.
-        bodies: what follows it in each unit. A single unit is linked too, where that can be: ptxas then gives its functions all
-            the registers that `options` allow, and moves loads 20 instructions ahead of their use; of a whole kernel it made
-            one of 40 registers, and moved them 4 ahead (seen in sm_90 code). Where nothing links, all are one unit.
+        head: CUDA C at the beginning of every unit.
+        bodies: the rest of each unit. A single unit is linked too, if linking is possible: ptxas then gives its functions all
+            the registers that `options` allow, and moves loads 20 instructions ahead of their use; for a whole kernel it used
+            40 registers, and moved loads 4 ahead (seen in sm_90 code). Without a linker all bodies are one unit.
         target: the device.
-        options: of NVRTC.
+        options: options for NVRTC.
 
     Raises:
         CompileError: NVRTC is missing, or it or nvJitLink refused the code.

@@ -20,14 +20,14 @@ USE_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How code is cut.
+    """How code is partitioned.
 
     Attributes:
         filters: filters whose sums are in registers together, at most.
-        channels: input channels of a piece, at most: their part of a tile stays in the first cache.
-        code_bytes: a piece's code, about, at most: it stays in the instruction cache.
+        channels: input channels of a piece, at most: their part of a tile stays in the L1 cache.
+        code_bytes: a piece's code, approximately, at most: it stays in the instruction cache.
         staged: whether a piece's planes are copied to shared memory first.
-        splits: splits that each piece's code is dealt out to, at most.
+        splits: splits among which each piece's code is divided, at most.
     """
 
     filters: int
@@ -95,9 +95,10 @@ def walk(mask: NDArray[np.bool_], layout: PlaneLayout, lanes: int, cut: Cut) -> 
 
 
 def partition(mask: NDArray[np.bool_], most: int) -> list[list[int]]:
-    """Groups of at most `most` filters: as few as can be, of nearly one size, those that read nothing apart.
+    """Groups of at most `most` filters: as few as possible, of nearly equal size.
 
-    Filters stay in order: neighbours are often of one group of the convolution and share its channels.
+    Filters without non-zeros form groups of their own. Filters stay in order: neighbours often belong to one group of the
+    convolution and share its channels.
     """
     reads = mask.any(axis=(1, 2, 3))
     found: list[list[int]] = []
@@ -112,9 +113,9 @@ _PLANE, _OFFSET, _SUM, _PLACE = range(4)
 
 
 def _entries(mask: NDArray[np.bool_], layout: PlaneLayout, filters: Sequence[int]) -> NDArray[np.int64]:
-    """A row (plane, offset in the plane, sum, place in the weight) for each non-zero, in the order of the code.
+    """A row (plane, offset in the plane, sum, index in the weight) for each non-zero, in the order of the code.
 
-    By channel, then by plane and offset, so that uses of one input stand together; then by filter.
+    Ordered by channel, then by plane and offset, so that uses of one input are adjacent; then by filter.
     """
     found = np.argwhere(mask[list(filters)])
     total, channel, r, s = found.T
@@ -172,7 +173,7 @@ def _together(loads: Sequence[NDArray[np.int64]], phases: int) -> Iterator[list[
 
 
 def _deal(loads: Sequence[NDArray[np.int64]], pitch: int, splits: int) -> Iterator[tuple[int, list[NDArray[np.int64]]]]:
-    """Deal a piece's loads out to splits, in order and by their uses; loads of one row of a filter stay together.
+    """Divide a piece's loads among splits, in order and by their uses; loads of one row of a filter stay together.
 
     Neighbouring taps of a row read nearly the same floats.
     """
@@ -192,7 +193,7 @@ def _deal(loads: Sequence[NDArray[np.int64]], pitch: int, splits: int) -> Iterat
 
 
 def _stage(loads: Sequence[NDArray[np.int64]], cut: Cut) -> tuple[int, ...]:
-    """Planes of a piece: those it reads, and those between where few are missing: neighbours are copied by less code."""
+    """Planes of a piece: those it reads, and those between if few are missing: a run of planes takes less code."""
     if not cut.staged:
         return ()
     planes = tuple(dict.fromkeys(int(load[0, _PLANE]) for load in loads))
@@ -209,7 +210,7 @@ def _piece(
     *,
     begins: bool,
 ) -> Piece:
-    """The IR of one piece, whose values begin at `done`."""
+    """The IR of one piece, whose first value is `done`."""
     base = {plane: index * layout.span for index, plane in enumerate(stage)}
     pitch = layout.plane
     sizes = [len(load) for load in loads]

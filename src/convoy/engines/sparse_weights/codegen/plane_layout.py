@@ -1,9 +1,9 @@
-"""The operator's template: where the input of a block of outputs lies, so that borders need no tests. No torch here.
+"""The layout of the padded input of a block of outputs, chosen so that borders need no tests. No torch here.
 
 A block is some whole images or some rows of one image. Its input is copied to planes, one for each input channel that some
 filter reads and each phase of the stride: plane (a, b) of a channel has the padded image's rows a, a + stride_h, ... and
-columns b, b + stride_w, ...; then every problem is one of stride 1. Output pixel (i, p, q) of a block stands at position
-(i · image_rows + p) · pitch + q, and filter tap (r, s) of channel c reads, for every output of the block alike, at
+columns b, b + stride_w, ...; then every problem has stride 1. Output pixel (i, p, q) of a block is at position (i ·
+image_rows + p) · pitch + q, and filter tap (r, s) of channel c reads, for every output of the block, at
 
     offset(c, r, s) + position
 
@@ -32,7 +32,7 @@ class Phase:
         row: the padded image's first row.
         column: its first column.
         first: first column of a plane that holds the image, not padding.
-        after: first column behind it.
+        after: the column after the last such column.
     """
 
     row: int
@@ -79,7 +79,7 @@ class PlaneLayout:
 
     @property
     def span(self) -> int:
-        """Floats of a plane that a tile reads, up to whole 16-byte pieces of half floats: what shared memory is filled by."""
+        """Floats of a plane that a tile reads, rounded up to 16 bytes of halves, the unit of copies to shared memory."""
         return -(-(self.tile + self.reach_h * self.pitch + self.reach_w + self.slack) // 8) * 8
 
     @property
@@ -124,17 +124,17 @@ def lay_out(
     align: int = 1,
     slack: int = 0,
 ) -> PlaneLayout:
-    """The template of a problem.
+    """The layout for a problem.
 
     Args:
         problem: a forward convolution.
         taps: (r, s) of every filter tap that some filter uses.
         channels: input channels that some filter reads.
         tile: positions computed at once.
-        images: images of a block, at most; more than one only where a block has whole images.
+        images: images of a block, at most; more than one only if a block has whole images.
         rows: output rows of a block, at most.
-        align: what the pitch is a multiple of: a thread's neighbouring pixels are then of one row, where q is a multiple too.
-        slack: floats that a tile's part of a plane has besides what it reads.
+        align: the pitch is a multiple: a thread's neighbouring pixels are then in one row, if q is a multiple too.
+        slack: extra floats of a tile's part of a plane.
     """
     used = sorted(set(taps))
     starts = sorted({_phase(problem, r, s) for r, s in used})
@@ -157,14 +157,14 @@ def _phase(problem: ConvProblem, r: int, s: int) -> tuple[int, int]:
 
 
 def _inside(start: int, count: int, stride: int, pad: int, size: int) -> tuple[int, int]:
-    """First place of `count`, and first behind, that lies in the image: place t is at start + t · stride - pad."""
+    """First index of `count` inside the image, and the index after the last: index t is at start + t · stride - pad."""
     first = min(max(-((start - pad) // stride), 0), count)
     after = min(max((size - 1 + pad - start) // stride + 1, 0), count)
     return first, max(first, after)
 
 
 def _shared(starts: list[int], count: int, stride: int, pad: int, size: int, most: int) -> int:
-    """Places at both ends that are zero in every phase: so many may lie on one another."""
+    """Number of indices at both ends that are zero in every phase: that many may overlap."""
     shared = most
     for start in starts:
         first, after = _inside(start, count, stride, pad, size)

@@ -1,4 +1,4 @@
-"""Pieces of a kernel as steps: what a block copies to shared memory at once, values packed for it. No torch here."""
+"""The pieces of a kernel as steps: the planes and packed values that a block copies to shared memory at once. No torch here."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ WORD: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class StagingStep:
-    """Pieces of a group that share a stage, one of each split that has one.
+    """Pieces of a group that share a stage, at most one of each split.
 
     Attributes:
         pieces: in the order of their splits.
         first: the first of their values.
-        after: behind the last.
-        packed: where the first stands among the packed values: a multiple of `WORD`.
+        after: the value after the last.
+        packed: index of the first among the packed values: a multiple of `WORD`.
     """
 
     pieces: tuple[Piece, ...]

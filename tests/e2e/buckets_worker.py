@@ -59,8 +59,8 @@ def main(folder: Path) -> None:
         theirs.step()
     for one, other in zip(model.parameters(), stock.parameters(), strict=True):
         assert torch.equal(one, other)
-    assert step._overlap is not None
-    assert len(step._overlap.buckets) > 3
+    assert step.work.overlap is not None
+    assert len(step.work.overlap.buckets) > 3
     assert len([nodes for nodes in cast if len(nodes) == 2]) > 1, cast  # of weights' gradients, bucket by bucket
     plan = step.save(folder / f"{rank}.plan.json")
     alone = copy.deepcopy(stock.module)

@@ -41,8 +41,8 @@ def main(folder: Path) -> None:
     mine = slice(4 * rank, 4 * rank + 4)
     settings = convoy.Settings(db=folder / f"perf.{rank}.db", isolate=False, solver="baseline", only_engines=("aten",))
     step = convoy.training_step(model, cross_entropy, optimizer, (x[0, mine], y[0, mine]), settings=settings)
-    assert step._overlap is not None
-    assert len(step._overlap.buckets) > 1
+    assert step.work.overlap is not None
+    assert len(step.work.overlap.buckets) > 1
     for index in range(3):
         step(x[index, mine], y[index, mine])
 

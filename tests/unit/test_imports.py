@@ -13,7 +13,6 @@ SOURCE = Path(__file__).parents[2] / "src"
 KNOWN: dict[frozenset[str], str] = {
     frozenset({"convoy.compare.child", "convoy.compare.options.option_trial"}): "not resolved yet",
     frozenset({"convoy.zoo.example", "convoy.zoo.models"}): "not resolved yet",
-    frozenset({"convoy.training.step", "convoy.training.step_serialization"}): "not resolved yet",
 }
 """Circles that remain → why."""
 

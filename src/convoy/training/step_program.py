@@ -45,7 +45,7 @@ class StepOptions:
         return (*batch, self.scaler.scale(torch.ones((), device=next(found, torch.device("cpu")))))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepProgram:
     """Loss, gradients and buffers of batches of one signature.
 

@@ -61,23 +61,23 @@ def main(folder: Path) -> None:
         step = convoy.training_step(model, cross_entropy, sgd(module), (x, y), plan=plan, settings=settings)
         assert not step.plan.baseline, step.notes
         if label == "apart":
-            step._overlap = None
+            step.work.overlap = None
         else:
-            assert step._overlap is not None
-            assert len(step._overlap.buckets) > 1
+            assert step.work.overlap is not None
+            assert len(step.work.overlap.buckets) > 1
         for _ in range(6):
             with judge.step((x, y)) as losses:
                 losses.append(step(x, y))
         torch.cuda.synchronize()
         judge.check(average)
-        graphs.append(step._graph is not None)
+        graphs.append(step.graph is not None)
         streams.append(1 + max(one.stream for one in step.plan.steps))
         plan = step.save(folder / f"{rank}.plan.json")
         ends[label] = torch.cat([p.detach().flatten() for p in module.parameters()]).double().cpu()[::997].tolist()
     (folder / f"{rank}.json").write_text(json.dumps({"ends": ends, "graphs": graphs, "streams": streams}))
-    assert step._graph is not None
+    assert step.graph is not None
     dist.destroy_process_group()  # with the step in reach: NCCL would wait for its graph for ever
-    assert step._graph is None
+    assert step.graph is None
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def test_a_step_for_which_nothing_is_faster_is_pytorchs_as_one_graph(
         for micro in micro_batches(6, accumulate):
             with judge.step(*micro) as losses:
                 losses += [step(x, y) for x, y in micro]
-    assert type(step._graph).__name__ == "StepGraph"
+    assert type(step.graph).__name__ == "StepGraph"
     judge.check()
 
 
@@ -112,7 +112,7 @@ def test_steps_are_those_of_pytorch(
             losses.append(step(x, y))
         for rate in rates:
             rate.step()
-    assert step._graph is not None
+    assert step.graph is not None
     assert not [note for note in step.notes if "kernel by kernel" in note]
     judge.check()
     assert model.get_submodule("stem.1").num_batches_tracked == 8
@@ -129,7 +129,7 @@ def test_an_optimizer_that_cannot_be_captured_runs_kernel_by_kernel(db: Path, on
     for x, y in batches(4):
         with judge.step((x, y)) as losses:
             losses.append(step(x, y))
-    assert step._graph is None
+    assert step.graph is None
     assert any("Adagrad cannot be captured" in note for note in step.notes)
     judge.check()
 
@@ -146,7 +146,7 @@ def test_a_step_with_hooks_runs_kernel_by_kernel_and_calls_them(db: Path, on: Sp
             losses.append(step(x, y))
         assert len(seen) == count
         assert torch.equal(seen[-1], bias.grad)
-    assert step._graph is None
+    assert step.graph is None
     assert any("hooks" in note for note in step.notes)
     judge.check()
 
@@ -158,7 +158,7 @@ def test_a_hook_that_comes_after_the_capture_is_called(db: Path, on: Spread):
     for x, y in batches(3):
         with judge.step((x, y)) as losses:
             losses.append(step(x, y))
-    assert step._graph is not None
+    assert step.graph is not None
     weight = model.get_parameter("fc.weight")
     seen: list[torch.Tensor] = []
     weight.register_hook(lambda gradient: seen.append(gradient.clone()))
@@ -191,8 +191,8 @@ def test_accumulated_steps_are_graphs(db: Path, on: Spread, accumulate: int, cli
                 before = weights(model)
                 losses.append(step(x, y))
                 assert torch.equal(before, weights(model)) == (index < accumulate)
-    assert step._graph is not None
-    assert len(step._graph._graphs) == accumulate
+    assert step.graph is not None
+    assert len(step.graph._graphs) == accumulate
     judge.check()
 
 
@@ -229,7 +229,7 @@ def test_a_scaled_step_is_one_graph_and_skips_what_overflows(
             for one in (model, stock):
                 for name, buffer in one.named_buffers():
                     buffer.copy_(torch.ones_like(buffer) if "running" in name else buffer)
-    assert step._graph is not None
+    assert step.graph is not None
     assert scalers[0].get_scale() == scalers[1].get_scale() != 1024.0
     judge.check()
 
@@ -241,7 +241,7 @@ def test_options_schedules_and_checkpoints_find_the_optimizer_as_it_was(db: Path
     step = convoy.training_step(model, cross_entropy, optimizer, batches(1)[0], plan=on(1), settings=settings(db))
     for x, y in batches(3):
         step(x, y)
-    assert step._graph is not None
+    assert step.graph is not None
     assert {k: v for k, v in optimizer.param_groups[0].items() if k != "params"} == before
 
 
@@ -318,7 +318,7 @@ def test_parallel_convolutions_train_as_one_launch(db: Path):
     for x, y in batches(6):
         with judge.step((x, y)) as losses:
             losses.append(step(x, y))
-    assert step._graph is not None
+    assert step.graph is not None
     judge.check()
 
 
@@ -331,7 +331,7 @@ def test_autocast_and_clipping_in_the_graph(db: Path):
     for x, y in batches(5):
         with judge.step((x, y)) as losses:
             losses.append(step(x, y))
-    assert step._graph is not None
+    assert step.graph is not None
     judge.check()
 
 
@@ -376,7 +376,7 @@ def replayed(db: Path, plan: Path, count: int, *, pressed: bool = False) -> tupl
     step = convoy.training_step(model, cross_entropy, optimizer, batches(1)[0], plan=plan, settings=settings(db))
     given = batches(4)  # four batches, over and over
     losses = [step(*given[index]) for index in range(2)]
-    assert step._graph is not None, step.notes
+    assert step.graph is not None, step.notes
     with pressure() if pressed else nullcontext():
         losses += [step(*given[index % 4]) for index in range(2, count)]
         torch.cuda.synchronize()
@@ -419,7 +419,7 @@ def test_early_updates_have_the_bits_of_one_at_the_end(
             model, cross_entropy, maker(model), batches(1)[0], options=options, plan=plan, settings=settings(db)
         )
         losses = [made.step(x, y) for x, y in batches(4) * 10]
-        assert made.step._graph is not None, made.step.notes
+        assert made.step.graph is not None, made.step.notes
         ends.append((torch.stack(losses), weights(model)))
         assert len(captured) == 1  # early updates were captured to their end, and late ones do not go through them
     assert captured[0] > 3
@@ -472,7 +472,7 @@ def test_dropout_draws_the_numbers_of_pytorchs_step_in_every_replay(db: Path):
     assert not step.plan.baseline, step.notes
     assert len([one for one in step.plan.steps if one.pattern == "draw"]) == 2
     assert losses(step, seeds) == pytest.approx(wanted, rel=4e-3)
-    assert step._graph is not None, step.notes
+    assert step.graph is not None, step.notes
 
 
 def test_another_option_of_the_optimizer_and_moved_parameters_are_captured_anew(db: Path, on: Spread):
@@ -481,15 +481,15 @@ def test_another_option_of_the_optimizer_and_moved_parameters_are_captured_anew(
     step = convoy.training_step(model, cross_entropy, optimizer, batches(1)[0], plan=on(1), settings=settings(db))
     for x, y in batches(3):
         step(x, y)
-    first = step._graph
+    first = step.graph
     optimizer.param_groups[0]["momentum"] = 0.5
     step(*batches(1)[0])
-    second = step._graph
+    second = step.graph
     assert second is not first
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     step(*batches(1)[0])
-    assert step._graph is not second
+    assert step.graph is not second
 
 
 def test_a_checkpoint_goes_on_where_it_was(db: Path, on: Spread):
@@ -530,5 +530,5 @@ def test_the_timeline_is_the_devices(db: Path, monkeypatch: pytest.MonkeyPatch):
     for x, y in batches(4):
         with judge.step((x, y)) as losses:
             losses.append(result.step(x, y))
-    assert result.step._graph is not None, result.step.notes
+    assert result.step.graph is not None, result.step.notes
     judge.check()

@@ -61,14 +61,14 @@ def updates_for(step: TrainingStep) -> OverlappedUpdates:
     runnable = step.program.runnable
     assert runnable is not None
     slots = [step.program.capture.parameters.index(name) for name in step.program.capture.learned]
-    made = make_overlapped_updates(runnable.bound, step._learned(), slots, step.optimizer)
+    made = make_overlapped_updates(runnable.bound, step.work.learned(), slots, step.optimizer)
     assert made is not None
     return made
 
 
 def work(step: TrainingStep, made: OverlappedUpdates | None) -> None:
     with torch.no_grad():
-        step._work(BATCH, first=True, last=True, updates=made)
+        step.work.run(BATCH, first=True, last=True, updates=made)
 
 
 def weights(step: TrainingStep) -> list[torch.Tensor]:
@@ -131,13 +131,13 @@ def test_with_several_processes_a_bucket_is_updated_when_it_has_left_and_is_back
     step, said = trained(monkeypatch, "sgd"), []
     runnable = step.program.runnable
     assert runnable is not None
-    learned = step._learned()
-    step._update.averages = averages = Heard(said)
-    step._overlap = OverlappedAllReduce(runnable.bound, len(learned), averages)
-    step.options = replace(step.options, early_updates=True)
-    made = step._updates_of(runnable)
+    learned = step.work.learned()
+    step.work.update.averages = averages = Heard(said)
+    step.work.overlap = OverlappedAllReduce(runnable.bound, len(learned), averages)
+    step.work.options = replace(step.work.options, early_updates=True)
+    made = step.work.overlapped_updates()
     assert made is not None
-    assert [len(bucket) for bucket in made._buckets] == [len(bucket) for bucket in step._overlap.buckets]
+    assert [len(bucket) for bucket in made._buckets] == [len(bucket) for bucket in step.work.overlap.buckets]
     begin = made._update
 
     def noted(part: Sequence[tuple[nn.Parameter, int]], slots: Sequence[torch.Tensor | None]) -> None:
@@ -160,9 +160,9 @@ def test_what_is_averaged_at_the_end_is_updated_at_the_end(monkeypatch: pytest.M
     step = trained(monkeypatch, "sgd")
     runnable = step.program.runnable
     assert runnable is not None
-    step.options = replace(step.options, early_updates=True)
-    step._update.averages, step._overlap = Heard([]), None
-    assert step._updates_of(runnable) is None
+    step.work.options = replace(step.work.options, early_updates=True)
+    step.work.update.averages, step.work.overlap = Heard([]), None
+    assert step.work.overlapped_updates() is None
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_parameters_that_are_a_small_part_of_the_step_are_updated_at_its_end(
     monkeypatch: pytest.MonkeyPatch, wanted: bool | None, step_us: float, early: bool
 ):
     step = trained(monkeypatch, "sgd")
-    step.options = replace(step.options, early_updates=wanted)
-    step.program.plan = replace(step.program.plan, total_us=step_us)
+    step.work.options = replace(step.work.options, early_updates=wanted)
+    step.work.program = replace(step.program, plan=replace(step.plan, total_us=step_us))
     assert step.program.runnable is not None
-    assert (step._updates_of(step.program.runnable) is not None) == early
+    assert (step.work.overlapped_updates() is not None) == early
 
 
 def test_a_parameter_that_is_still_to_be_read_is_noticed(monkeypatch: pytest.MonkeyPatch):
@@ -198,6 +198,6 @@ def test_only_elementwise_optimizers_update_early(monkeypatch: pytest.MonkeyPatc
     step = trained(monkeypatch, "sgd")
     runnable = step.program.runnable
     assert runnable is not None
-    parameters = step._learned()
+    parameters = step.work.learned()
     slots = [step.program.capture.parameters.index(name) for name in step.program.capture.learned]
     assert make_overlapped_updates(runnable.bound, parameters, slots, torch.optim.Adagrad(parameters)) is None

@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
-from convoy.training import process_group_shutdown
-from convoy.training import step as steps
+from convoy.training import process_group_shutdown, step_capture
 from convoy.training.process_group_shutdown import release_before_shutdown
 from convoy.training.step_graph import StepGraph
 from tests.unit.program.fake_cuda import install
@@ -105,15 +104,15 @@ def test_a_step_lets_go_of_its_graph_before_its_group_ends(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     batch = torch.randn(4, 3, 6, 6), torch.arange(4)
     step = convoy.training_step(model, cross_entropy, optimizer, batch, settings=settings)
-    monkeypatch.setattr(steps, "StepGraph", Graph)
-    monkeypatch.setattr(step._guard, "device", torch.device("cuda"))  # so it wants a graph
+    monkeypatch.setattr(step_capture, "StepGraph", Graph)
+    monkeypatch.setattr(step.guard, "device", torch.device("cuda"))  # so it wants a graph
     step(*batch)
     step(*batch)
-    graph = step._graph
+    graph = step.graph
     assert isinstance(graph, Graph)
     dist.destroy_process_group()
     assert graph.released is grouped
-    assert step._graph is (None if grouped else graph)
+    assert step.graph is (None if grouped else graph)
 
 
 def test_a_released_graph_is_reset_behind_its_launches(monkeypatch: pytest.MonkeyPatch):

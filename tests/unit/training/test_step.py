@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy.errors import LaunchError
-from convoy.training import step as steps
+from convoy.training import step_capture
 from convoy.training.step import TrainingStep
 from convoy.training.step_program import StepOptions
 
@@ -61,7 +61,7 @@ class Refuses:
 
 def as_if_on_gpu(step: TrainingStep) -> TrainingStep:
     """A step that takes its device for a GPU, and so wants a graph."""
-    step._guard.device = torch.device("cuda")
+    step.guard.device = step.work.device = torch.device("cuda")
     return step
 
 
@@ -79,7 +79,7 @@ def test_a_step_that_cannot_be_captured_runs_launch_by_launch_and_says_why(
         step = TrainingStep(model, cross_entropy, ours, StepOptions(accumulate=accumulate), program)
     as_if_on_gpu(step)
     refuses = Refuses(error)
-    monkeypatch.setattr(steps, "StepGraph", refuses)
+    monkeypatch.setattr(step_capture, "StepGraph", refuses)
     before = list(step.notes)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -104,7 +104,7 @@ def test_a_step_that_cannot_be_captured_runs_launch_by_launch_and_says_why(
 def test_what_fails_beside_the_capture_is_not_taken_for_it(plan: Path, monkeypatch: pytest.MonkeyPatch):
     model = net()
     step = as_if_on_gpu(convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], plan=plan))
-    monkeypatch.setattr(steps, "StepGraph", Refuses(ValueError("a slip of ours")))
+    monkeypatch.setattr(step_capture, "StepGraph", Refuses(ValueError("a slip of ours")))
     step(*batches(1)[0])
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match="a slip of ours"):

@@ -122,7 +122,7 @@ class Chain(nn.Module):
 def test_what_it_fuses_is_chosen_and_right(tmp_path, monkeypatch):
     monkeypatch.setattr(end_to_end, "why_slow", lambda *_: "")  # so small a net is timed by its launches
     model, x = Chain().eval(), torch.randn(3, 24)
-    settings = convoy.Settings(effort="none", engines=(OWN,), db=tmp_path / "perf.db", only_engines=("own",))
+    settings = convoy.Settings(isolate=False, engines=(OWN,), db=tmp_path / "perf.db", only_engines=("own",))
     result = optimize_model(model, (x,), settings=settings)
     assert [(s.pattern, s.config.engine) for s in result.plan.steps] == [("fused", "own"), ("op", "aten")]
     assert torch.allclose(result.program(x), model(x), atol=1e-5)

@@ -39,7 +39,7 @@ from convoy.compare.runs.manifest import commit
 from convoy.compare.study.learn_criteria import Check, Known, known_layers, learn, sizes_of
 from convoy.engines.base import Engine
 from convoy.engines.competition import competing_engines
-from convoy.engines.manifest import BASELINE, load_engine
+from convoy.engines.manifest import BASELINE, MANIFEST, load_engine
 from convoy.perfdb import Measurement
 from convoy.problem import ConvProblem, EngineConfig
 from convoy.settings import Settings
@@ -107,7 +107,7 @@ class Measured:
             rows_of[row.problem].append(row)
             if row.ok and row.samples >= MIN_SAMPLES:
                 times[row.problem][row.config] = row.median_us
-        engines = [load_engine(name) for name in sorted({row.config.engine for row in rows})]
+        engines = [load_engine(name) for name in sorted({row.config.engine for row in rows} & MANIFEST.keys())]
         layers = known_layers(rows)
         able = [load_engine(name) for name in competing_engines(Settings())]
         able = [engine for engine in able if engine.family != "reference"]

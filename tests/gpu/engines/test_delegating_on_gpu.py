@@ -1,10 +1,10 @@
-"""padded and batches on the GPU: with every engine inside, exact on integers, within the bounds on real numbers, in guards."""
+"""batches on the GPU: with every engine inside, exact on integers, within the bounds on real numbers, in guards."""
 
 from dataclasses import replace
 
 import pytest
 
-from convoy.engines.delegating import channel_padded, micro_batched
+from convoy.engines.delegating import micro_batched
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
@@ -35,13 +35,6 @@ def wrong(engine, problem, target, most=8):
             verdict = judge(executable, "library", problem, make_data(problem, 1, data, "cuda"), data, tf32=tf32)
             found += [] if verdict.ok else [f"[{knobs}] on {data} data: {verdict.reason}"]
     return found
-
-
-@pytest.mark.parametrize("kind", KINDS[:2], ids="-".join)
-@pytest.mark.parametrize(("c", "k"), [(13, 64), (64, 21), (61, 91)])
-def test_padded_convolutions_are_right(c, k, kind):
-    problem = conv(2, c, 14, 13, k, 3, 3, 1, 1, kind=kind, epilogue=FULL)
-    assert wrong(channel_padded.ENGINE, problem, detect_target("cuda")) == []
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)

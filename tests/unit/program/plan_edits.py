@@ -24,7 +24,7 @@ from convoy.target import Target
 
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20, (("torch", "2.13.0"),))
 
-SLOW_TO_BUILD = ("reference", "inductor", "padded", "batches", "foreach")
+SLOW_TO_BUILD = ("reference", "inductor", "batches", "foreach")
 KNOBS = ("m", "zeros", "images", "per_image", "weight", "transposed", "deterministic", "block_m", "stages")
 KINDS = (
     *("args",) * 4, *("knobs",) * 3, *("engine",) * 2, "results", "nodes", "layout", "problem", "pattern", "kind", "waits",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import convoy
-from convoy.engines.library.gemm import Gemm
+from convoy.engines.algorithms.gemm import Gemm
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement import detect_target

@@ -18,6 +18,7 @@ class Fft(TorchEngine):
 
     id = "fft"
     family = "fft"
+    offered_by_default = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Any dense convolution whose weight has a spectrum of fair size."""

@@ -22,6 +22,7 @@ class FftTiled(TorchEngine):
 
     id = "fft_tiled"
     family = "fft"
+    offered_by_default = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Any dense convolution on an image larger than a tile."""

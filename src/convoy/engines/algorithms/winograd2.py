@@ -19,6 +19,7 @@ class Winograd2(TorchEngine):
 
     id = "winograd2"
     family = "winograd"
+    offered_by_default = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """3x3 filters at stride 1."""

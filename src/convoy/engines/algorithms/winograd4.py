@@ -23,6 +23,7 @@ class Winograd4(TorchEngine):
 
     id = "winograd4"
     family = "winograd"
+    offered_by_default = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """3x3 filters at stride 1, where products are fp32 or fp64."""

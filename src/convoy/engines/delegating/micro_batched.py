@@ -14,13 +14,15 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.delegating import delegating
+from convoy.engines.library import cudnn
 from convoy.engines.manifest import load_engine
 from convoy.engines.support_checks import plain_convolution
+from convoy.engines.triton import triton_dgrad, triton_split_fp32, triton_stem
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
 
-DELEGATES: Final = ("cudnn", "triton.split_fp32", "triton.stem", "cuda.stem", "triton.dgrad")
+DELEGATES: Final = tuple(engine.ENGINE.id for engine in (cudnn, triton_split_fp32, triton_stem, triton_dgrad))
 """Engines whose workspace grows with the batch."""
 
 MOST_MICRO_BATCHES: Final = 16

@@ -67,6 +67,7 @@ class SplitFp32Engine(SwappedForms):
     id = "cuda.split_fp32"
     devices = ("cuda",)
     writes_slices = True
+    only_numerics = ("strict",)
     tile_config = PlanesForm
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -211,6 +211,7 @@ class ChannelsEngine(Engine):
 
     id = "zeroskip.channels"
     family = "implicit_gemm"
+    offered_by_default = False
     writes_slices = True
     devices = ("cuda",)
     trusted = False

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.delegating.delegating import delegate_workspace_bytes
+from convoy.engines.library import aten, onednn
 from convoy.engines.manifest import load_engine
 from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.scratch import Scratch
@@ -152,7 +153,7 @@ class PrunedChannels(Engine):
     devices = ("cpu",)
     reads_mask = True
 
-    inner: ClassVar[tuple[str, ...]] = ("onednn", "aten")
+    inner: ClassVar[tuple[str, ...]] = (onednn.ENGINE.id, aten.ENGINE.id)
     """Engines for the smaller convolution."""
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -6,7 +6,10 @@ need no workspace.
 
 from __future__ import annotations
 
+from convoy.engines.hopper import igemm
+from convoy.engines.library import aten, cudnn
 from convoy.engines.sparse_weights.pruned_channels import PrunedChannels
+from convoy.engines.triton import persistent, triton_igemm_swap_ab, triton_split_fp32
 
 
 class PrunedChannelsGpu(PrunedChannels):
@@ -15,7 +18,9 @@ class PrunedChannelsGpu(PrunedChannels):
     id = "pruned.channels_gpu"
     devices = ("cuda",)
     trusted = False
-    inner = ("aten", "cudnn", "triton.persistent", "cuda.implicit_gemm", "triton.swapped", "triton.split_fp32")
+    inner = tuple(
+        engine.ENGINE.id for engine in (aten, cudnn, persistent, igemm, triton_igemm_swap_ab, triton_split_fp32)
+    )
 
 
 ENGINE = PrunedChannelsGpu()

@@ -9,8 +9,8 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import scratch
 from convoy.engines.gpu.gpu_support_checks import first_layer_support
+from convoy.engines.hopper.image_windows import MOST_CHANNELS, ImageCopy, Windows
 from convoy.engines.hopper.nvrtc_kernel import absence
-from convoy.engines.hopper.stem import MOST_CHANNELS, ImageCopy, Windows
 from convoy.engines.triton.triton_tiles import ConvView, conv_view
 from convoy.engines.triton.triton_wgrad import WgradExecutable, asked
 from convoy.engines.triton.triton_wgrad_tile import WgradTile, estimate_us, partial_bytes, wgrad_tiles, wgrad_view

@@ -101,6 +101,7 @@ class TritonSplitFp32Engine(Engine):
     family = "implicit_gemm"
     devices = ("cuda",)
     writes_slices = True
+    only_numerics = ("strict",)
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

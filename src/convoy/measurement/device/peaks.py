@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.engines.manifest import load_engine
+from convoy.engines.library import onednn
 from convoy.measurement.data import make_data
 from convoy.measurement.protocol import MAX_COPIES
 from convoy.problem import ConvProblem, LinearProblem, Problem
@@ -92,7 +92,7 @@ def _convolution_rate(dtype: str, target: Target) -> float:
     """
     types: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
     problem = ConvProblem(1, 128, 28, 28, 128, 3, 3, 1, 1, layout="nhwc", numerics="as_torch", **types)
-    engine = load_engine("onednn")
+    engine = onednn.ENGINE
     if not engine.accepts(problem, target):
         return 0.0
     executable = engine.build(problem, engine.space(problem, target)[0], target)

@@ -1,11 +1,10 @@
-"""padded and batches: engines that arrange data for another one. On the CPU, with `gemm` in that one's place."""
+"""batches: a convolution a few images at a time by another engine. On the CPU, with `gemm` in that one's place."""
 
 from dataclasses import replace
 
 import pytest
 
-from convoy.engines.delegating import channel_padded, delegating, micro_batched
-from convoy.engines.delegating.channel_padded import ChannelPaddedExecutable
+from convoy.engines.delegating import delegating, micro_batched
 from convoy.engines.delegating.micro_batched import MicroBatchedExecutable
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
@@ -16,14 +15,12 @@ from tests.unit.engines.emulated_cuda import conv
 
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 FULL = Epilogue(bias=True, residual=True, activation="relu")
-ODD = conv(3, 13, 7, 6, 21, 3, 3, 1, 1, dtype="fp32", epilogue=FULL)
 BATCH = conv(6, 8, 7, 6, 12, 3, 3, 1, 1, 2, 2, dtype="fp32", epilogue=FULL)
 GEMM = load_engine("gemm")
 
 
 @pytest.fixture(autouse=True)
 def _gemm_inside(monkeypatch):
-    monkeypatch.setattr(channel_padded, "DELEGATES", ("gemm",))
     monkeypatch.setattr(micro_batched, "DELEGATES", ("gemm",))
     delegating.delegate_knobs.cache_clear()
     yield
@@ -32,50 +29,6 @@ def _gemm_inside(monkeypatch):
 
 def right(executable, problem, kind):
     return judge(executable, "gemm", problem, make_data(problem, 1, kind, "cpu"), kind)
-
-
-@pytest.mark.parametrize("kind", ["integer", "normal"])
-@pytest.mark.parametrize(
-    "problem",
-    [
-        ODD,
-        replace(ODD, c=16),
-        replace(ODD, k=24),
-        replace(ODD, epilogue=Epilogue(True, False, "silu")),
-        replace(ODD, stride_h=2),
-    ],
-    ids=["both", "filters", "channels", "without a residual", "stride"],
-)
-def test_padded_convolutions_are_right(problem, kind):
-    knobs = channel_padded.ENGINE.space(problem, GPU)[0]
-    executable = channel_padded.ENGINE.build(problem, knobs, GPU)
-    assert executable.workspace_bytes == channel_padded.ENGINE.workspace_bytes(problem, knobs) > 0
-    verdict = right(executable, problem, kind)
-    assert verdict.ok, verdict.reason
-
-
-def test_a_padding_that_is_not_cleared_is_seen(monkeypatch):
-    """The workspace is full of NaN, and NaN times a padded weight's zero is NaN."""
-    monkeypatch.setattr("torch.Tensor.zero_", lambda self: self)
-    executable = ChannelPaddedExecutable(
-        ODD, GEMM.build(channel_padded.padded_problem(ODD), GEMM.space(channel_padded.padded_problem(ODD), GPU)[0], GPU)
-    )
-    assert not right(executable, ODD, "normal").ok
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"layout": "nchw"}, "layout nhwc"),
-        ({"c": 3}, "at least 5 channels"),
-        ({"c": 16, "k": 24}, "multiple of 16 bytes"),
-        ({"direction": "dgrad", "epilogue": Epilogue()}, "computes fprop"),
-    ],
-)
-def test_padded_says_what_it_does_not_take(change, reason):
-    support = channel_padded.ENGINE.supports(replace(ODD, **change), GPU)
-    assert not support
-    assert reason in support.reason
 
 
 @pytest.mark.parametrize("direction", ["fprop", "dgrad"])

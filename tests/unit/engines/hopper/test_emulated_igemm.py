@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from convoy.engines.hopper.igemm import Form
+from convoy.engines.hopper.image_windows import Windows
 from convoy.engines.hopper.nvrtc_kernel import structure
 from convoy.engines.hopper.nvrtc_source import defines, text
-from convoy.engines.hopper.stem import Windows
 from convoy.engines.hopper.tensor_maps import FilterMap, PixelMap
 from convoy.problem import Epilogue
 from tests.unit.engines.emulated_cuda import address, compiled, conv, emulated_map
@@ -176,30 +176,21 @@ STEMS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n == "7x7 stride 2" else [pytest.mark.slow]) for n in STEMS]
 )
-def test_first_layers_as_convolutions_of_windows(library, name):
-    """The copy by the kernel's own text, then the product on overlapping windows."""
+def test_first_layers_images_are_copied_so_that_windows_are_runs(library, name):
+    """By the kernel's own text: [image, group of rows, column, row of the group, channel], zeros where there is no pixel."""
     problem = STEMS[name]
     windows = Windows(problem)
     generator = torch.Generator().manual_seed(5)
     dtype = DTYPES[problem.x_dtype]
-    x, weight, bias, residual = (
-        torch.randint(-2, 3, shape, generator=generator).to(dtype)
-        for shape in (problem.x_spec.shape, problem.weight_spec.shape, (problem.k,), problem.y_spec.shape)
-    )
-    x, residual = (t.contiguous(memory_format=torch.channels_last) for t in (x, residual))
+    x = torch.randint(-2, 3, problem.x_spec.shape, generator=generator).to(dtype)
+    x = x.contiguous(memory_format=torch.channels_last)
     room = torch.full((windows.bytes,), 255, dtype=torch.uint8)
     copy = library({**windows.macros(), "BN": 8, "ACTIVATION": 0}, "stem", "launch_stem.h")
     sizes = structure("Sizes", windows.sizes())
     copy.run(address(x), address(room), ctypes.byref(sizes), problem.n * windows.groups)
-    packed = windows.pack(weight).permute(0, 2, 3, 1).contiguous()
-    y = torch.full(problem.y_spec.shape, float("nan"), dtype=dtype).contiguous(memory_format=torch.channels_last)
-    sizes = structure("Sizes", SHARED.sizes(windows.left, problem.k))
-    faults = library(SHARED.macros(windows.left)).run(
-        ctypes.byref(emulated_map(room, windows.pixel_map(SHARED.pixels))),
-        ctypes.byref(emulated_map(packed, FilterMap.of(windows.left, SHARED.filters))),
-        address(y), address(residual), address(bias), ctypes.byref(sizes), 2,
-    )  # fmt: skip
-    stride, pad = (problem.stride_h, problem.stride_w), (problem.pad_h, problem.pad_w)
-    expected = F.conv2d(x.double(), weight.double(), bias.double(), stride, pad) + residual.double()
-    assert faults == 0
-    assert torch.equal(y, expected.relu().to(dtype))
+    found = room.view(dtype).view(problem.n, windows.groups, windows.columns, problem.stride_h, windows.vector)
+    height, width = windows.groups * problem.stride_h, windows.columns
+    below, right = height - problem.pad_h - problem.h, width - problem.pad_w - problem.w
+    expected = F.pad(x, (problem.pad_w, right, problem.pad_h, below, 0, windows.vector - problem.c))
+    expected = expected.view(problem.n, windows.vector, windows.groups, problem.stride_h, width)
+    assert torch.equal(found, expected.permute(0, 2, 4, 3, 1))

@@ -229,6 +229,7 @@ class Gemm(TorchEngine):
 
     id = "gemm"
     family = "gemm"
+    offered_by_default = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Any convolution, in any direction."""

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from convoy.engines.algorithms.gemm import ENGINE
 from convoy.engines.base import Buffers
-from convoy.engines.library.gemm import ENGINE
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs
 from convoy.target import Target

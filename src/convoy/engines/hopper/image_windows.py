@@ -1,0 +1,115 @@
+"""A first layer's image copied so that its windows are runs of memory, for `triton.stem_wgrad` (docs/kernels/first-layers.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import torch
+
+from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
+from convoy.engines.hopper.nvrtc_source import defines, text
+from convoy.problem import ConvProblem
+from convoy.problem.spec import DTYPE_BYTES
+from convoy.target import Target
+
+MOST_CHANNELS: Final = 4
+"""Channels of an image that is copied so."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How the image is arranged, and the convolution that is left.
+
+    The copy is [n, groups, columns, rows of a group, vector]: a group holds `stride_h` rows, so that the windows of an output
+    row begin at a group, and neighbouring windows lie `stride_w` columns apart and overlap. What one window holds of a group
+    is one run of memory: it takes the place of the channels, and the groups that of the filter's rows.
+    """
+
+    problem: ConvProblem
+
+    @cached_property
+    def vector(self) -> int:
+        """Channels of the copy: 4, or 8 where windows would not begin at multiples of 16 bytes."""
+        p = self.problem
+        return 4 if p.stride_h * p.stride_w * 4 * DTYPE_BYTES[p.x_dtype] % 16 == 0 else 8
+
+    @property
+    def taps(self) -> int:
+        """Groups that a window reaches over."""
+        return -(-self.problem.r // self.problem.stride_h)
+
+    @property
+    def groups(self) -> int:
+        """Of an image."""
+        return self.problem.p + self.taps - 1
+
+    @property
+    def columns(self) -> int:
+        """Of a row, a multiple of the stride."""
+        return (
+            -(-((self.problem.q - 1) * self.problem.stride_w + self.problem.s) // self.problem.stride_w)
+            * self.problem.stride_w
+        )
+
+    @property
+    def cell(self) -> int:
+        """Elements of one column of a group."""
+        return self.problem.stride_h * self.vector
+
+    @property
+    def bytes(self) -> int:
+        """Of the copy."""
+        p = self.problem
+        return p.n * self.groups * self.columns * self.cell * DTYPE_BYTES[p.x_dtype]
+
+    @cached_property
+    def left(self) -> ConvProblem:
+        """What is computed on the copy: windows as channels, filters of `taps` x 1, no stride and no padding."""
+        p = self.problem
+        return replace(
+            p, c=p.s * self.cell, h=self.groups, w=p.q, r=self.taps, s=1, pad_h=0, pad_w=0, stride_h=1, stride_w=1
+        )  # fmt: skip
+
+    def macros(self) -> dict[str, int]:
+        """The copying kernel's settings."""
+        p = self.problem
+        return {
+            "BYTES": DTYPE_BYTES[p.x_dtype], "BF16": int(p.x_dtype == "bf16"), "C": p.c, "VECTOR": self.vector,
+            "ROWS": p.stride_h, "DEPENDENT": 1,
+        }  # fmt: skip
+
+    def source(self) -> str:
+        """Its text."""
+        return defines(self.macros()) + text("hopper.cuh") + text("stem.cu")
+
+    def sizes(self) -> dict[str, int]:
+        """Its run-time sizes, in the order of its structure."""
+        p = self.problem
+        return {
+            "groups": self.groups, "columns": self.columns, "h": p.h, "w": p.w, "pad_h": p.pad_h, "pad_w": p.pad_w,
+        }  # fmt: skip
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Bytes from one window, one group, one image to the next."""
+        p, each = self.problem, DTYPE_BYTES[self.problem.x_dtype]
+        group = self.columns * self.cell * each
+        return p.stride_w * self.cell * each, group, self.groups * group
+
+
+class ImageCopy:
+    """The copying kernel for one problem."""
+
+    def __init__(self, engine: str, windows: Windows, target: Target) -> None:
+        self.windows = windows
+        cubin, self.log = compile_cubin(engine, windows.source(), target)
+        self.function = Function(engine, cubin, "pad_image", 0)
+
+    def launch(self, x: torch.Tensor, room: torch.Tensor) -> None:
+        """From an image to the windows' order."""
+        windows = self.windows
+        arguments = [pointer(x), pointer(room), structure("Sizes", windows.sizes())]
+        blocks = windows.problem.n * windows.groups
+        self.function.launch(x.device.index or 0, blocks, 256, arguments, dependent=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convoy.compare.case import Case
-from convoy.compare.child_processes import Children
+from convoy.compare.child_processes import ChildProcesses
 from convoy.compare.child_session import ChildFailedError
 from convoy.compare.frameworks import FRAMEWORKS
 from convoy.compare.limits import Limits
@@ -53,7 +53,7 @@ def jax_figures(net: str, batch: int, dtype: str, seconds: float, device: str = 
     if missing := entry.absence(case.device):
         raise ChildFailedError("absent", missing)
     limits = Limits(timeout_s=seconds).on_this_machine()
-    children = Children(limits, time.monotonic() + seconds)
+    children = ChildProcesses(limits, time.monotonic() + seconds)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with children.one(case, folder, {"role": "material"}) as child:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from convoy.compare.runs.manifest import commit
-from convoy.compare.study.learn_criteria import Check, Known, known_layers, learn, sizes_of
+from convoy.compare.study.learn_criteria import CriteriaCheck, MeasuredLayer, known_layers, learn, sizes_of
 from convoy.engines.base import Engine
 from convoy.engines.competition import competing_engines
 from convoy.engines.manifest import BASELINE, MANIFEST, load_engine
@@ -80,7 +80,7 @@ def nets() -> dict[str, set[str]]:
     return found
 
 
-def parts(layers: Sequence[Known]) -> list[set[str]]:
+def parts(layers: Sequence[MeasuredLayer]) -> list[set[str]]:
     """All sizes in twelve parts, drawn by a seed."""
     sizes = sorted({sizes_of(layer.problem) for layer in layers})
     random.Random(SEED).shuffle(sizes)
@@ -93,7 +93,7 @@ class Measured:
 
     target: Target
     rows: list[Measurement]
-    layers: list[Known]
+    layers: list[MeasuredLayer]
     times: dict[str, dict[EngineConfig, float]]
     model: CostModel
     searched: set[str]
@@ -116,7 +116,7 @@ class Measured:
         }
         return Measured(target, list(rows), layers, times, cost_models(engines, target), searched)
 
-    def is_asked(self, layer: Known) -> bool:
+    def is_asked(self, layer: MeasuredLayer) -> bool:
         """Whether a search has a choice there.
 
         Forward convolutions on tensor cores that stand in nhwc too are not looked at in nchw
@@ -133,14 +133,14 @@ class Measured:
         return [row for row in self.rows if row.problem not in gone]
 
 
-def _is_searched(layer: Known, rows: Sequence[Measurement], engines: Sequence[Engine], target: Target) -> bool:
+def _is_searched(layer: MeasuredLayer, rows: Sequence[Measurement], engines: Sequence[Engine], target: Target) -> bool:
     """Whether the engines with a cost model had their turn: what was cut short before has a best that means nothing."""
     task = TuningTask(SearchSpace(layer.problem, engines, target))
     task.take_known(rows)
     return task.is_known()
 
 
-def fractions(measured: Measured, layer: Known, known: TimePredictor, criteria: Criteria) -> dict[str, float]:
+def fractions(measured: Measured, layer: MeasuredLayer, known: TimePredictor, criteria: Criteria) -> dict[str, float]:
     """By provider, the best time over that of what it takes."""
     problem, times = layer.problem, measured.times[layer.problem.key]
     space: dict[str, list[EngineConfig]] = defaultdict(list)
@@ -167,7 +167,7 @@ def fractions(measured: Measured, layer: Known, known: TimePredictor, criteria: 
     return found | {"convoy.config": layer.least_us / times[picks["convoy"]]}
 
 
-def left_out(measured: Measured, sizes: set[str]) -> Iterator[tuple[Known, dict[str, float]]]:
+def left_out(measured: Measured, sizes: set[str]) -> Iterator[tuple[MeasuredLayer, dict[str, float]]]:
     """Layers of these sizes, each with what is picked by those who know all others."""
     rows = measured.without(sizes)
     if not rows:
@@ -183,7 +183,7 @@ def shares(recorder: Recorder, subject: str, found: Sequence[dict[str, float]], 
     """Write how often each provider comes near the best, and print it."""
     print(f"{subject}: {len(found)} layers")
     for provider in PROVIDERS:
-        own = Check.of([f[provider] for f in found if provider in f])
+        own = CriteriaCheck.of([f[provider] for f in found if provider in f])
         print(f"  {provider:18} {own}")
         for metric, value in (("within_5", own.within_5), ("within_10", own.within_10), ("mean_fraction", own.mean)):
             said = f"{note}, {own.layers} layers"

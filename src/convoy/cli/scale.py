@@ -16,8 +16,8 @@ from convoy.errors import InputError
 
 if TYPE_CHECKING:
     from convoy.compare import Run
-    from convoy.compare.runs.device_lock import Notes
-    from convoy.compare.scaling.scaling_jobs import Job, ScaleRequest
+    from convoy.compare.runs.device_lock import RunWarnings
+    from convoy.compare.scaling.scaling_jobs import ScaleRequest, ScalingJob
 
 
 def scale(
@@ -112,7 +112,7 @@ def _start(request: ScaleRequest, output: Path | None, notes: Sequence[str], *, 
     return resumed(output, fresh, again=again) if output is not None else fresh
 
 
-def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path | None, notes: Notes) -> None:
+def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path | None, notes: RunWarnings) -> None:
     """Job by job; what was measured stands in the file when a later one fails or is interrupted."""
     from dataclasses import replace
 
@@ -148,7 +148,7 @@ def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path 
         raise typer.Exit(1)
 
 
-def _is_known(job: Job, run: Run) -> bool:
+def _is_known(job: ScalingJob, run: Run) -> bool:
     """Whether a job need not be started. With several hosts each must: the file is on one, and others would wait for it there."""
     known = run.row(job.row().key)
     return job.request.nodes == 1 and known is not None and known.ok

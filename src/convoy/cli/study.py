@@ -14,7 +14,7 @@ from convoy.errors import InputError
 
 if TYPE_CHECKING:
     from convoy.compare import Run
-    from convoy.compare.study.study_sweep import Point
+    from convoy.compare.study.study_sweep import SweepPoint
     from convoy.problem import ConvProblem
     from convoy.settings import Settings
     from convoy.target import Target
@@ -76,7 +76,7 @@ class _Asked:
     request: dict[str, Any]
     output: Path
     seconds: float
-    points: dict[str, list[Point]]
+    points: dict[str, list[SweepPoint]]
     again: bool
     criteria: bool
 
@@ -133,7 +133,7 @@ def _directions(text: str) -> list[str]:
     return found
 
 
-def _swept(sweep: str | None, base: str, kinds: Sequence[Kind], device: str, *, only: bool) -> list[Point]:
+def _swept(sweep: str | None, base: str, kinds: Sequence[Kind], device: str, *, only: bool) -> list[SweepPoint]:
     """The swept points: all sweeps where nothing else was asked for."""
     from convoy.compare.study.study_sweep import parse_base, sweep_points
 
@@ -142,7 +142,7 @@ def _swept(sweep: str | None, base: str, kinds: Sequence[Kind], device: str, *, 
     return [point for kind in kinds for point in sweep_points(names, kind(middle), device)]
 
 
-def _listed(path: Path | None, kinds: Sequence[Kind]) -> list[Point]:
+def _listed(path: Path | None, kinds: Sequence[Kind]) -> list[SweepPoint]:
     from convoy.compare.study.study_sweep import BASE, read_layers
 
     return [] if path is None else [point for kind in kinds for point in read_layers(path, kind(BASE))]

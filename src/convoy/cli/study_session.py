@@ -16,8 +16,8 @@ from convoy.errors import InputError
 if TYPE_CHECKING:
     from convoy.cli.progress import Bar
     from convoy.compare import Row, Run
-    from convoy.compare.study.algorithm_study import Study
-    from convoy.compare.study.study_sweep import Point
+    from convoy.compare.study.algorithm_study import AlgorithmStudy
+    from convoy.compare.study.study_sweep import SweepPoint
     from convoy.perfdb import Database
     from convoy.settings import Settings
     from convoy.target import Target
@@ -40,7 +40,7 @@ class StudySession:
         seconds: float = 0.0,
     ) -> None:
         from convoy.cli.progress import Bar
-        from convoy.compare.study.algorithm_study import Study
+        from convoy.compare.study.algorithm_study import AlgorithmStudy
         from convoy.engines.competition import competing_engines
         from convoy.pipeline.measure_net import make_runner
 
@@ -50,7 +50,9 @@ class StudySession:
         self._deadline = time.monotonic() + seconds if seconds else math.inf
         self.left: list[str] = []
         self._runner = make_runner(target, settings)
-        self.study: Study = Study(target, settings, database, self._runner, competing_engines(settings, published=True))
+        self.study: AlgorithmStudy = AlgorithmStudy(
+            target, settings, database, self._runner, competing_engines(settings, published=True)
+        )
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -60,7 +62,7 @@ class StudySession:
         self._runner.close()
         self._bar.__exit__(*error)
 
-    def layers(self, points: dict[str, list[Point]], *, energy: bool) -> None:
+    def layers(self, points: dict[str, list[SweepPoint]], *, energy: bool) -> None:
         """Measure swept and listed layers, curve by curve."""
         if energy:
             from convoy.compare.study.study_energy import gpu_counter, launch_joules
@@ -69,7 +71,7 @@ class StudySession:
             if counter is None:
                 raise InputError("--energy", self.target.name, "an NVIDIA GPU whose driver counts energy")
             self.study.joules = launch_joules(self.target, counter, self.settings.engines)
-        curves: dict[tuple[str, str], list[Point]] = {}
+        curves: dict[tuple[str, str], list[SweepPoint]] = {}
         for point in (*points["swept"], *points["listed"]):
             subject = point.subject if point.axes else point.subject.partition(":")[0]
             curves.setdefault((subject, point.problem.direction), []).append(point)
@@ -140,7 +142,7 @@ class StudySession:
 
         write(self.run, self.output)
 
-    def tell(self, points: dict[str, list[Point]], *, criteria: bool) -> None:
+    def tell(self, points: dict[str, list[SweepPoint]], *, criteria: bool) -> None:
         """Print what was found; learn criteria and keep them beside the database."""
         from convoy.compare.study.study_lines import (
             STRATEGY_HEADS,
@@ -169,7 +171,7 @@ class StudySession:
         if self.run.rows:
             say(f"run: {self.output}")
 
-    def _learn(self, points: dict[str, list[Point]]) -> None:
+    def _learn(self, points: dict[str, list[SweepPoint]]) -> None:
         from convoy.compare.runs.manifest import commit
         from convoy.compare.study import study_criteria
         from convoy.plan.file import write_text

@@ -1,4 +1,4 @@
-"""MaterialFolders: the folder with what each case's frameworks are given, made once by a child of its own."""
+"""CaseInputFolders: the folder with what each case's frameworks are given, made once by a child of its own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 
 from convoy.compare.case import Case
-from convoy.compare.child_processes import Children
+from convoy.compare.child_processes import ChildProcesses
 
 
-class MaterialFolders:
+class CaseInputFolders:
     """Folders with weights, input and exact results (`convoy.compare.case_inputs`), and the ONNX file where one is wanted.
 
     Args:
@@ -21,7 +21,7 @@ class MaterialFolders:
         begun: told which case's exact results are being made.
     """
 
-    def __init__(self, root: Path, pool: Executor, children: Children, begun: Callable[[Case], None]) -> None:
+    def __init__(self, root: Path, pool: Executor, children: ChildProcesses, begun: Callable[[Case], None]) -> None:
         self._root, self._pool, self._children, self._begun = root, pool, children, begun
         self._folders: dict[Case, Future[Path]] = {}
         self._exporting = threading.Lock()

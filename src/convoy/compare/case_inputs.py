@@ -26,10 +26,10 @@ from convoy.compare.checking import (
     part,
     relative_error,
 )
-from convoy.compare.frameworks.base import Material, Outputs
+from convoy.compare.frameworks.base import CaseInputs, Outputs
 from convoy.compare.frameworks.torch_model import (
-    Net,
-    Step,
+    FrameworkNet,
+    FrameworkStep,
     check_step,
     outputs_of,
     set_flags,
@@ -79,12 +79,12 @@ def make(case: Case, folder: Path, turn: Turn = nullcontext) -> dict[str, Any]:
     return facts
 
 
-def read(folder: Path) -> Material:
+def read(folder: Path) -> CaseInputs:
     """The material that `make` wrote."""
-    return Material(folder, json.loads((folder / "facts.json").read_text(encoding="utf-8")))
+    return CaseInputs(folder, json.loads((folder / "facts.json").read_text(encoding="utf-8")))
 
 
-def export_onnx(case: Case, material: Material) -> None:
+def export_onnx(case: Case, material: CaseInputs) -> None:
     """Write the model as ONNX: in fp16 where that is asked for, else in fp32."""
     own = case.model.endswith(".pt2")
     dtype = "fp16" if case.dtype == "fp16" else "fp32"
@@ -128,7 +128,7 @@ def _inference(case: Case, model: nn.Module, x: torch.Tensor, folder: Path, oper
         set_flags(case.device)
         kind = parse_dtype(case.dtype)
         keep = wanted["out0"].shape[0]
-        explained = rounding_limits(case, Net(model, x, x), {name: t.numpy() for name, t in wanted.items()})
+        explained = rounding_limits(case, FrameworkNet(model, x, x), {name: t.numpy() for name, t in wanted.items()})
         stock = outputs_of(model.to(kind)(x[:keep].to(kind)))
     save_file({name: t.contiguous() for name, t in wanted.items()}, folder / "exact.safetensors")
     error = relative_error(stock, {name: t.numpy() for name, t in wanted.items()})
@@ -149,15 +149,15 @@ def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tenso
     train_without_dropout(model)
     affordable = case.device == "cuda" or 3 * 2 * _multiplications(copy_module(model).eval(), x) <= ORACLE_FLOPS
     reference = copy_module(model).double() if affordable else copy_module(model)
-    exact = exact_step(Net(reference, x.double() if affordable else x, labels))
+    exact = exact_step(FrameworkNet(reference, x.double() if affordable else x, labels))
     save_file(
         {name: torch.from_numpy(np.array(a, order="C")) for name, a in exact.items()}, folder / "exact.safetensors"
     )
     set_flags(case.device)
     if not affordable:
         model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
-    explained = rounding_limits(case, Net(model, x, labels), exact)
-    step = Step(Net(model, x, labels), case)
+    explained = rounding_limits(case, FrameworkNet(model, x, labels), exact)
+    step = FrameworkStep(FrameworkNet(model, x, labels), case)
     stock = check_step(step, step.gradients)
     error = relative_error(part(stock, "grad:"), part(exact, "grad:"))
     off = max(loss_error(stock, exact, name) for name in ("loss0", "loss1"))
@@ -168,7 +168,7 @@ def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tenso
     return {"stock_error": error, "limits": limits, "reference": "float64" if affordable else "fp32"}
 
 
-def exact_step(net: Net) -> Outputs:
+def exact_step(net: FrameworkNet) -> Outputs:
     """Loss before and after the first SGD step, and its gradients, in the model's own type."""
     parameters = dict(net.model.named_parameters())
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from convoy.compare.case import Case
-from convoy.compare.frameworks.base import Material, Outputs
+from convoy.compare.frameworks.base import CaseInputs, Outputs
 
 LEAST_ERROR: Final = {"fp32": 1e-5, "fp16": 1e-2, "bf16": 5e-2}
 WORSE: Final = 3.0
@@ -24,7 +24,7 @@ LOSS_ERROR: Final = {"fp32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}
 """The same for the loss before and after the first step, relative."""
 
 
-def check(case: Case, material: Material, found: Outputs) -> tuple[float, str]:
+def check(case: Case, material: CaseInputs, found: Outputs) -> tuple[float, str]:
     """Compare a framework's outputs with the exact ones: the relative error, and what is wrong (empty: nothing)."""
     exact = material.exact()
     limits = material.facts["limits"]

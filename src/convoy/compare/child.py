@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from convoy.compare.case import Case
 from convoy.compare.frameworks import Entry
-from convoy.compare.frameworks.base import Built, Material, UnsupportedCaseError, Way
+from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, UnsupportedCaseError
 from convoy.compare.process_memory import peak_bytes, restart_peak, trim
 
 Say = Callable[[dict[str, Any]], None]
@@ -90,7 +90,7 @@ def serve(hello: dict[str, Any], say: Say, read: Callable[[], str]) -> None:
             framework = Entry(**hello["entry"]).load()
             say({"stage": "build"})
             stage = "build"
-            session = Session(case, folder, say, turns(say, read))
+            session = FrameworkSession(case, folder, say, turns(say, read))
             session.prepare(list(framework.ways(case, session.material)))
             stage = "run"
             while line := read():
@@ -140,16 +140,16 @@ class WrongResultError(Exception):
     """No way to set the framework gave the right numbers."""
 
 
-class Session:
+class FrameworkSession:
     """One framework with one case: the fastest way that is right, ready to be timed."""
 
     def __init__(self, case: Case, folder: Path, say: Say, turn: Turns = contextlib.nullcontext) -> None:
         self.case, self.say, self.turn = case, say, turn
-        self.material = Material(folder, json.loads((folder / "facts.json").read_text(encoding="utf-8")))
-        self.built: Built | None = None
+        self.material = CaseInputs(folder, json.loads((folder / "facts.json").read_text(encoding="utf-8")))
+        self.built: BuiltModel | None = None
         self._begin = time.perf_counter()
 
-    def prepare(self, ways: list[Way]) -> None:
+    def prepare(self, ways: list[FrameworkConfig]) -> None:
         """Build, check and try each way; keep the fastest, and tell the parent.
 
         Raises:
@@ -186,7 +186,7 @@ class Session:
         restart_peak()
         self.say({"ready": {**best, "ways": len(ways)}})
 
-    def _try(self, way: Way) -> dict[str, Any]:
+    def _try(self, way: FrameworkConfig) -> dict[str, Any]:
         from convoy.compare.checking import check
 
         with self.turn() if way.chooses else contextlib.nullcontext():
@@ -262,7 +262,7 @@ class Session:
         return (counter() - before) / done
 
 
-def _timed(built: Built, calls: int) -> float:
+def _timed(built: BuiltModel, calls: int) -> float:
     """Seconds of some calls and one wait."""
     start = time.perf_counter()
     for _ in range(calls):

@@ -30,7 +30,7 @@ def environment(case: Case, entry_id: str, folder: Path) -> dict[str, str]:
     return found
 
 
-class Children:
+class ChildProcesses:
     """The children of a run.
 
     Args:

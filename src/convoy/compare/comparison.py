@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from convoy.compare.case import Case
-from convoy.compare.case_input_folders import MaterialFolders
-from convoy.compare.child_processes import Children
+from convoy.compare.case_input_folders import CaseInputFolders
+from convoy.compare.child_processes import ChildProcesses
 from convoy.compare.child_session import ChildFailedError, ChildSession
 from convoy.compare.frameworks import Entry
 from convoy.compare.interleaved_timing import Samples, quietest, take_rounds
 from convoy.compare.limits import ROUNDS, Limits
-from convoy.compare.progress import Ledger
-from convoy.compare.ready_frameworks import Waiting
+from convoy.compare.progress import RunProgress
+from convoy.compare.ready_frameworks import ReadyFrameworks
 from convoy.compare.runs.device_lock import claim, noted
 from convoy.compare.runs.manifest import ask_gpu, make_manifest
 from convoy.compare.runs.rows import Figure, Row
@@ -94,9 +94,9 @@ class Comparison:
         self.left: list[str] = []
         """Cases for which no time was left."""
         self._deadline = time.monotonic() + limits.seconds if limits.seconds else math.inf
-        self._ledger = Ledger(run, path)
-        self._children = Children(self.limits, self._deadline)
-        self._waiting = Waiting(self.limits, self._children, self._ledger)
+        self._ledger = RunProgress(run, path)
+        self._children = ChildProcesses(self.limits, self._deadline)
+        self._waiting = ReadyFrameworks(self.limits, self._children, self._ledger)
 
     @property
     def run(self) -> Run:
@@ -106,7 +106,7 @@ class Comparison:
     def __enter__(self) -> Self:
         self._root = Path(tempfile.mkdtemp(prefix="convoy-compare-"))
         self._pool = ThreadPoolExecutor(self.limits.builders(self.target.device) + 1)
-        self._material = MaterialFolders(
+        self._material = CaseInputFolders(
             self._root, self._pool, self._children, lambda case: self.observer(f"{case.label()}: exact results", 0, 0)
         )
         return self

@@ -1,4 +1,4 @@
-"""Ledger: the rows of a comparison that is being made, in its file after each one, and what they leave to be done."""
+"""RunProgress: the rows of a comparison that is being made, in its file after each one, and what they leave to be done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORT: Final = "short_of_memory"
 """In a row's detail: it was ended before its turn because memory was short; that it was timed alone is the last word on it."""
 
 
-class Ledger:
+class RunProgress:
     """The rows of a run, kept by several threads.
 
     Args:

@@ -1,4 +1,4 @@
-"""Waiting: frameworks that are ready and wait for their turn, as long as there is memory for them."""
+"""ReadyFrameworks: frameworks that are ready and wait for their turn, as long as there is memory for them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import threading
 from typing import Final
 
 from convoy.compare.case import Case
-from convoy.compare.child_processes import Children
+from convoy.compare.child_processes import ChildProcesses
 from convoy.compare.child_session import ChildSession
 from convoy.compare.limits import Limits
-from convoy.compare.progress import SHORT, Ledger
+from convoy.compare.progress import SHORT, RunProgress
 from convoy.compare.runs.manifest import ask_gpu
 from convoy.compare.samples import settled
 
@@ -19,7 +19,7 @@ ALIVE_SHARE: Final = {"cpu": 0.5, "cuda": 0.8}
 their figures stay those that they got alone. A GPU's next framework that finds too little left is begun again without them."""
 
 
-class Waiting:
+class ReadyFrameworks:
     """The children that wait for their turn, by framework.
 
     Args:
@@ -28,7 +28,7 @@ class Waiting:
         ledger: where their rows are.
     """
 
-    def __init__(self, limits: Limits, children: Children, ledger: Ledger) -> None:
+    def __init__(self, limits: Limits, children: ChildProcesses, ledger: RunProgress) -> None:
         self._limits, self._children, self._ledger = limits, children, ledger
         self._lock = threading.Lock()
         self.alive: dict[str, ChildSession] = {}

@@ -15,8 +15,8 @@ import torch
 from convoy.capture.copies import copy_module
 from convoy.compare.case import Case
 from convoy.compare.checking import loss_error, part, relative_error
-from convoy.compare.frameworks.base import Material, Outputs
-from convoy.compare.frameworks.torch_model import Net, Step, check_step, load_net, outputs_of
+from convoy.compare.frameworks.base import CaseInputs, Outputs
+from convoy.compare.frameworks.torch_model import FrameworkNet, FrameworkStep, check_step, load_net, outputs_of
 from convoy.pipeline.rounding import InputPerturbation, unit_roundoff
 from convoy.zoo import parse_dtype
 
@@ -32,7 +32,7 @@ MOST: Final = 0.95
 and more. Gradients of a small batch may be that far off by one rounding: then they say nothing, and the losses decide."""
 
 
-def half_limits(case: Case, material: Material, dtype: str) -> dict[str, float]:
+def half_limits(case: Case, material: CaseInputs, dtype: str) -> dict[str, float]:
     """Largest relative errors of a setting that computes in `dtype`: `out` of inference, `grad` and `loss` of training.
 
     Args:
@@ -45,7 +45,7 @@ def half_limits(case: Case, material: Material, dtype: str) -> dict[str, float]:
     return {name: limit if name == "grad" else min(MOST, limit) for name, limit in limits.items()}
 
 
-def rounding_limits(case: Case, net: Net, exact: Outputs) -> dict[str, float]:
+def rounding_limits(case: Case, net: FrameworkNet, exact: Outputs) -> dict[str, float]:
     """Relative errors that rounding explains, by PyTorch's own run: `out` of inference, `grad` and `loss` of training.
 
     Weights and input are moved by one rounding each. Another implementation rounds in other places: it may be `OFTENER` times
@@ -63,7 +63,7 @@ def rounding_limits(case: Case, net: Net, exact: Outputs) -> dict[str, float]:
         for tensor in moved.parameters():
             tensor.copy_(shake(tensor))
     if case.training:
-        effects = _step_effects(case, Net(moved, shake(net.x), net.labels), exact)
+        effects = _step_effects(case, FrameworkNet(moved, shake(net.x), net.labels), exact)
     else:
         x = shake(net.x)[: exact["out0"].shape[0]]
         with torch.no_grad():
@@ -71,7 +71,7 @@ def rounding_limits(case: Case, net: Net, exact: Outputs) -> dict[str, float]:
     return {name: OFTENER[name] * effect for name, effect in effects.items()}
 
 
-def _effects(case: Case, material: Material, dtype: str) -> dict[str, float]:
+def _effects(case: Case, material: CaseInputs, dtype: str) -> dict[str, float]:
     exact = material.exact()
     net = load_net(case, material, keep_memory=False)
     with torch.no_grad():
@@ -83,8 +83,8 @@ def _effects(case: Case, material: Material, dtype: str) -> dict[str, float]:
     return _step_effects(case, net, exact)
 
 
-def _step_effects(case: Case, net: Net, exact: Outputs) -> dict[str, float]:
-    step = Step(net, case)
+def _step_effects(case: Case, net: FrameworkNet, exact: Outputs) -> dict[str, float]:
+    step = FrameworkStep(net, case)
     found = check_step(step, step.gradients)
     gradients = part(found, "grad:")
     return {

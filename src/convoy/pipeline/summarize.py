@@ -23,7 +23,7 @@ from convoy.program import Program
 from convoy.report.summary import (
     CandidateRow,
     CurvePoint,
-    Layer,
+    LayerSummary,
     Memory,
     ScheduleSummary,
     SelectionSummary,
@@ -130,7 +130,7 @@ def _peaks(ceilings: Peaks | None) -> dict[str, float]:
     return {"bytes_per_s": ceilings.bytes_per_s, **{f"flops_{dtype}": rate for dtype, rate in ceilings.flops.items()}}
 
 
-def _layer(step: Step, net: Net, found: SearchResult, ceilings: Peaks | None, settings: Settings) -> Layer:
+def _layer(step: Step, net: Net, found: SearchResult, ceilings: Peaks | None, settings: Settings) -> LayerSummary:
     name = "+".join(step.nodes) if step.nodes else f"{step.args[0]} to {step.layout}"
     if step.kind == "convert":
         problems: Mapping[str, Problem] = {p.key: p for p in net.copies.values() if p.key == step.problem}
@@ -148,7 +148,7 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: Peaks | None, se
     inside = _layers_inside(step, net, problem)
     dtype = inside[0].y_spec.dtype if inside else "fp32"
     flops = sum(layer.flops for layer in inside)
-    return Layer(
+    return LayerSummary(
         name=name,
         problem=step.problem,
         engine=step.config.engine,

@@ -37,7 +37,7 @@ LAYOUTS: Final = ("nchw", "nhwc")
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SparsityPoint:
     """The fastest way to use one share of zeros; 0 us and no engine where there is none, and then a reason."""
 
     sparsity: float
@@ -58,12 +58,12 @@ class PatternAdvice:
     """
 
     pattern: str
-    points: tuple[Point, ...]
+    points: tuple[SparsityPoint, ...]
     break_even: float | None
     reason: str = ""
 
     @property
-    def best(self) -> Point | None:
+    def best(self) -> SparsityPoint | None:
         """The fastest of its points."""
         return min((point for point in self.points if point.engine), key=lambda point: point.us, default=None)
 
@@ -271,15 +271,15 @@ def _layer_advice(
     return LayerAdvice(layer.names, layer.problems[0].key, dense_us, best.config.engine if best else "", tuple(found))
 
 
-def _point(trial: _Trial, masked: SearchResult) -> Point:
+def _point(trial: _Trial, masked: SearchResult) -> SparsityPoint:
     best = _fastest(masked.rows, trial.problems)
     if best is not None:
-        return Point(trial.sparsity, best.median_us, best.config.engine)
+        return SparsityPoint(trial.sparsity, best.median_us, best.config.engine)
     keys = [problem.key for problem in trial.problems]
     failed = [f"{row.config.engine}: {row.status}, {row.reason}" for key in keys for row in masked.rows.get(key, ())]
     refused = [f"{engine}: {why}" for key in keys for engine, why in masked.refusals.get(key, {}).items()]
     reason = next(iter([*failed, *refused]), "no engine reads masks")
-    return Point(trial.sparsity, 0.0, "", reason)
+    return SparsityPoint(trial.sparsity, 0.0, "", reason)
 
 
 def _fastest(rows: Mapping[str, Sequence[Measurement]], problems: Sequence[ConvProblem]) -> Measurement | None:

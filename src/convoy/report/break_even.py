@@ -6,7 +6,7 @@ from html import escape
 from itertools import pairwise
 from typing import Final
 
-from convoy.report.summary import Layer, Summary
+from convoy.report.summary import LayerSummary, Summary
 
 COLUMNS: Final = 3
 MOST: Final = 30
@@ -32,7 +32,7 @@ def break_even_chart(summary: Summary) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def break_even(layer: Layer) -> float | None:
+def break_even(layer: LayerSummary) -> float | None:
     """The percentage from which the skipping engine is faster than the fastest other one, between measured shares.
 
     None where it never is, or where there is no other.
@@ -48,7 +48,7 @@ def break_even(layer: Layer) -> float | None:
     return found
 
 
-def _points(layer: Layer) -> list[tuple[float, float]]:
+def _points(layer: LayerSummary) -> list[tuple[float, float]]:
     """(percent, microseconds) of the engine that is fastest at the most zeros."""
     if not layer.curve:
         return []
@@ -57,19 +57,19 @@ def _points(layer: Layer) -> list[tuple[float, float]]:
     return sorted((p.zeros, p.median_us) for p in layer.curve if p.engine == engine)
 
 
-def _kind(layer: Layer) -> str:
+def _kind(layer: LayerSummary) -> str:
     """What the engine of `_points` leaves out."""
     most = max(point.zeros for point in layer.curve)
     return min((p for p in layer.curve if p.zeros == most), key=lambda p: p.median_us).kind
 
 
-def _dense_us(layer: Layer) -> float | None:
+def _dense_us(layer: LayerSummary) -> float | None:
     skipping = {point.engine for point in layer.curve}
     times = [c.median_us for c in layer.candidates if c.status == "ok" and c.engine not in skipping]
     return min(times, default=None)
 
 
-def _plot(layer: Layer) -> str:
+def _plot(layer: LayerSummary) -> str:
     points, dense = _points(layer), _dense_us(layer)
     most = 1.1 * max(*(time for _, time in points), dense or 0.0)
 

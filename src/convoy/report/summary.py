@@ -94,7 +94,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerSummary:
     """One step of the plan: what was chosen, beside what, and how far from the floor.
 
     `floor_us` is None where the device's ceilings are not known. `zeros` is the share of zeros in a convolution's input, on the
@@ -167,7 +167,7 @@ class Summary:
     tuning: Tuning
     memory: Memory
     selection: SelectionSummary
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerSummary, ...]
     peaks: dict[str, float]
     notes: tuple[str, ...]
     versions: dict[str, str]

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from convoy.plan.describe import shapes
-from convoy.report.summary import CandidateRow, Layer, Summary
+from convoy.report.summary import CandidateRow, LayerSummary, Summary
 from convoy.untrusted import escape_controls
 
 WIDTH = 140
@@ -65,18 +65,18 @@ def headlines(summary: Summary) -> list[str]:
     return lines + [f"note: {note}" for note in summary.notes]
 
 
-def speedup(layer: Layer) -> str:
+def speedup(layer: LayerSummary) -> str:
     """How many times faster a layer is than PyTorch's own way; empty for steps that PyTorch does not take."""
     return f"{layer.baseline_us / layer.median_us:.2f}x" if layer.baseline_us and layer.median_us else ""
 
 
-def runner_up(layer: Layer) -> CandidateRow | None:
+def runner_up(layer: LayerSummary) -> CandidateRow | None:
     """The fastest candidate of another engine."""
     others = [c for c in layer.candidates if c.status == "ok" and c.engine != layer.engine]
     return min(others, key=lambda c: c.median_us, default=None)
 
 
-def _layer_row(layer: Layer) -> tuple[str, ...]:
+def _layer_row(layer: LayerSummary) -> tuple[str, ...]:
     second = runner_up(layer)
     return (
         layer.name if len(layer.name) <= 44 else layer.name[:41] + "...",

@@ -13,35 +13,35 @@ from typing import Any
 import numpy as np
 
 from convoy.compare.case import Case
-from convoy.compare.frameworks.base import Built, Material, Outputs, UnsupportedCaseError, Way
+from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, Outputs, UnsupportedCaseError
 
 
-def answer(material: Material) -> Built:
+def answer(material: CaseInputs) -> BuiltModel:
     """The right answer, from the file of exact results."""
     exact = material.exact()
-    return Built(lambda: time.sleep(0.001), lambda: exact)
+    return BuiltModel(lambda: time.sleep(0.001), lambda: exact)
 
 
 class Right:
     """Two ways, the second faster; JSON lines and noise on standard output must harm nobody."""
 
-    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+    def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         assert "torch" not in sys.modules, "a framework without torch is measured without torch"
         print('{"ready": "not this"}', flush=True)
 
-        def slow() -> Built:
-            return Built(lambda: time.sleep(0.02), answer(material).check)
+        def slow() -> BuiltModel:
+            return BuiltModel(lambda: time.sleep(0.02), answer(material).check)
 
-        def fast() -> Built:
+        def fast() -> BuiltModel:
             built = answer(material)
             built.kinds, built.notes, built.detail = (lambda: {"conv": 1.0}), ["a note"], {"own": 1}
             built.peak_memory = lambda: 123
             return built
 
-        def broken() -> Built:
+        def broken() -> BuiltModel:
             raise ValueError("this way is not there")
 
-        return [Way("slow", slow), Way("fast", fast), Way("broken", broken)]
+        return [FrameworkConfig("slow", slow), FrameworkConfig("fast", fast), FrameworkConfig("broken", broken)]
 
 
 class One:
@@ -50,30 +50,30 @@ class One:
     def __init__(self, build: Any, *, chooses: bool = True) -> None:
         self.build, self.chooses = build, chooses
 
-    def ways(self, case: Case, material: Material) -> Sequence[Way]:
-        return [Way("one", lambda: self.build(case, material), chooses=self.chooses)]
+    def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
+        return [FrameworkConfig("one", lambda: self.build(case, material), chooses=self.chooses)]
 
 
-def wrong(case: Case, material: Material) -> Built:
+def wrong(case: Case, material: CaseInputs) -> BuiltModel:
     outputs: Outputs = {name: array * (1 + 1e-3) for name, array in material.exact().items()}
-    return Built(lambda: None, lambda: outputs)
+    return BuiltModel(lambda: None, lambda: outputs)
 
 
-def crash(case: Case, material: Material) -> Built:
+def crash(case: Case, material: CaseInputs) -> BuiltModel:
     os.kill(os.getpid(), signal.SIGSEGV)
     raise AssertionError
 
 
-def hang(case: Case, material: Material) -> Built:
+def hang(case: Case, material: CaseInputs) -> BuiltModel:
     while True:
         time.sleep(1)
 
 
-def exhausted(case: Case, material: Material) -> Built:
+def exhausted(case: Case, material: CaseInputs) -> BuiltModel:
     raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 PB")
 
 
-def greedy(case: Case, material: Material) -> Built:
+def greedy(case: Case, material: CaseInputs) -> BuiltModel:
     kept: list[Any] = []
     for _ in range(4000):
         kept.append(np.ones(1 << 20))
@@ -81,7 +81,7 @@ def greedy(case: Case, material: Material) -> Built:
     return answer(material)
 
 
-def later(case: Case, material: Material) -> Built:
+def later(case: Case, material: CaseInputs) -> BuiltModel:
     """Right, and breaks when it is timed."""
     calls = [0]
 
@@ -91,10 +91,10 @@ def later(case: Case, material: Material) -> Built:
         if calls[0] > 6:
             raise ArithmeticError("the seventh call")
 
-    return Built(run, answer(material).check)
+    return BuiltModel(run, answer(material).check)
 
 
-def unsupported(case: Case, material: Material) -> Built:
+def unsupported(case: Case, material: CaseInputs) -> BuiltModel:
     raise UnsupportedCaseError("no such operator here")
 
 
@@ -104,15 +104,15 @@ class Logs:
     def __init__(self, name: str, *, chooses: bool) -> None:
         self.name, self.chooses = name, chooses
 
-    def ways(self, case: Case, material: Material) -> Sequence[Way]:
-        def build() -> Built:
+    def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
+        def build() -> BuiltModel:
             start = time.time()
             time.sleep(0.3)
             with Path(os.environ["PLANTED_LOG"]).open("a") as file:
                 file.write(f"{self.name} {start} {time.time()}\n")
             return answer(material)
 
-        return [Way("one", build, chooses=self.chooses)]
+        return [FrameworkConfig("one", build, chooses=self.chooses)]
 
 
 ONE_LOG, TWO_LOG, FREE_LOG = Logs("one", chooses=True), Logs("two", chooses=True), Logs("free", chooses=False)

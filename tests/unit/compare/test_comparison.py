@@ -13,14 +13,14 @@ import pytest
 
 from convoy.compare import child_processes, comparison
 from convoy.compare.case import Case
-from convoy.compare.case_input_folders import MaterialFolders
+from convoy.compare.case_input_folders import CaseInputFolders
 from convoy.compare.case_inputs import make
 from convoy.compare.child_session import MODULE, ChildFailedError, in_words
 from convoy.compare.comparison import compare
 from convoy.compare.frameworks import FRAMEWORKS, Entry, find
 from convoy.compare.limits import Limits
 from convoy.compare.process_memory import available_bytes, peak_bytes
-from convoy.compare.ready_frameworks import Waiting
+from convoy.compare.ready_frameworks import ReadyFrameworks
 from convoy.compare.runs.rows import Row
 from convoy.compare.runs.runfile import Run, read
 from convoy.compare.samples import figure, rounds_for, with_samples
@@ -79,7 +79,7 @@ def ready(material: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def copy(_self: Any, _case: Case, folder: Path) -> Path:
         return Path(shutil.copytree(material, folder))
 
-    monkeypatch.setattr(MaterialFolders, "_make", copy)
+    monkeypatch.setattr(CaseInputFolders, "_make", copy)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_those_that_memory_is_too_short_for_are_left_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.json"
-    monkeypatch.setattr(Waiting, "crowded", lambda *_: True)
+    monkeypatch.setattr(ReadyFrameworks, "crowded", lambda *_: True)
     entries = at(a="RIGHT", b="RIGHT")
     found = compare([CASE], entries, path, request=REQUEST, limits=LIMITS)
     assert [(row.detail["timed"], row.detail["short_of_memory"]) for row in found.rows] == [("alone", True)] * 2
@@ -298,7 +298,7 @@ def test_exact_results_that_failed_beside_others_are_made_again(
             raise ChildFailedError("out_of_memory", "beside others")
         return Path(shutil.copytree(material, folder, dirs_exist_ok=True))
 
-    monkeypatch.setattr(MaterialFolders, "_make", make)
+    monkeypatch.setattr(CaseInputFolders, "_make", make)
     path, cases = tmp_path / "run.json", [CASE, replace(CASE, batch=3)]
     run, target = Run("compare", {}), detect_target("cpu")
     with comparison.Comparison(run, path, replace(target, device="cuda"), LIMITS, lambda *_: None) as one:

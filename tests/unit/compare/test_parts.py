@@ -14,7 +14,7 @@ from convoy.compare import child
 from convoy.compare.case import Case
 from convoy.compare.checking import check, relative_error
 from convoy.compare.energy import counter_of, joules_counter
-from convoy.compare.frameworks.base import Material, UnsupportedCaseError, net_of
+from convoy.compare.frameworks.base import CaseInputs, UnsupportedCaseError, net_of
 from convoy.compare.layer_kinds import KINDS, by_kind, kind_of
 from convoy.compare.process_memory import available_bytes, resident_bytes
 from convoy.compare.runs import device_lock as lock
@@ -73,7 +73,7 @@ def test_relative_error_and_its_traps() -> None:
         relative_error({"out1": exact["out0"]}, exact)
 
 
-class Exact(Material):
+class Exact(CaseInputs):
     def exact(self) -> dict[str, Any]:
         return {"loss0": np.array(2.0), "loss1": np.array(1.9), "grad:w": np.ones(4)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from convoy.report.summary import (
     CandidateRow,
-    Layer,
+    LayerSummary,
     Memory,
     ScheduleSummary,
     SelectionSummary,
@@ -32,7 +32,7 @@ def summary(timeline: tuple[Span, ...] = ()) -> Summary:
         CandidateRow("winograd4", "", "nchw", "wrong_result", 0.0, 0.0, 64, 0.0, HOSTILE),
     )
     layers = tuple(
-        Layer(
+        LayerSummary(
             f"conv{i}{HOSTILE if i == 0 else ''}",
             "conv:key",
             "onednn",

@@ -12,7 +12,7 @@ import pytest
 
 from convoy.report import write_json
 from convoy.report.html import digest, render
-from convoy.report.summary import Layer, Summary
+from convoy.report.summary import LayerSummary, Summary
 from convoy.report.tables import headlines, runner_up, speedup
 from convoy.report.timeline import LEAST_WIDTH, LEFT, timeline_chart
 from tests.unit.report.example import HOSTILE, TIMELINE, summary
@@ -106,6 +106,6 @@ def test_every_field_of_the_json_is_documented(tmp_path: Path) -> None:
     write_json(summary(), tmp_path / "s.json")
     data = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))
     text = (DOCS / "json.md").read_text(encoding="utf-8")
-    names = {f.name for f in (*dataclasses.fields(Summary), *dataclasses.fields(Layer))}
+    names = {f.name for f in (*dataclasses.fields(Summary), *dataclasses.fields(LayerSummary))}
     assert data.keys() == {f.name for f in dataclasses.fields(Summary)}
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []

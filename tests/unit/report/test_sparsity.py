@@ -22,7 +22,7 @@ from convoy.report.sparsity import (
     write_sparsity_json,
     zeros_chart,
 )
-from convoy.report.summary import CandidateRow, CurvePoint, Layer
+from convoy.report.summary import CandidateRow, CurvePoint, LayerSummary
 from tests.unit.report.example import HOSTILE, summary
 
 IMAGES = [SparsityShares(share, 0.1, 0.2, 0.0) for share in (0.5, 0.1, 0.3)]
@@ -57,7 +57,7 @@ def test_the_json_holds_every_field(tmp_path: Path) -> None:
     assert [f.name for f in dataclasses.fields(LayerSparsity) if f"`{f.name}`" not in page] == []
 
 
-def layer(*times: float, dense: float = 100.0) -> Layer:
+def layer(*times: float, dense: float = 100.0) -> LayerSummary:
     rows = (
         CandidateRow("onednn", "", "nhwc", "ok", dense, 1.0, 0, 0.0, ""),
         CandidateRow("skip", "zeros=50", "nhwc", "ok", 5.0, 1.0, 0, 0.0, ""),

@@ -26,7 +26,7 @@ class UnsupportedCaseError(Exception):
 
 
 @dataclass(slots=True)
-class Built:
+class BuiltModel:
     """A framework's net, ready to be run.
 
     Attributes:
@@ -54,7 +54,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class FrameworkConfig:
     """One way to set a framework.
 
     Attributes:
@@ -65,7 +65,7 @@ class Way:
     """
 
     setting: str
-    build: Callable[[], Built]
+    build: Callable[[], BuiltModel]
     chooses: bool = True
     spare: bool = False
 
@@ -73,7 +73,7 @@ class Way:
 class Framework(Protocol):
     """One framework. Its module is imported when it is known to be installed."""
 
-    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+    def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         """The best known ways to run a case, the likeliest first; the fastest of them is measured.
 
         Raises:
@@ -83,7 +83,7 @@ class Framework(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class CaseInputs:
     """The folder that a comparison shares with its children: weights, input, labels, exact results, ONNX file.
 
     Attributes:

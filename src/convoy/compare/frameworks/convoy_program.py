@@ -15,8 +15,8 @@ from torch.nn import functional
 
 import convoy
 from convoy.compare.case import Case
-from convoy.compare.frameworks.base import Built, Material, UnsupportedCaseError, Way
-from convoy.compare.frameworks.torch_model import Step, built, check_step, load_net, outputs_of
+from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, UnsupportedCaseError
+from convoy.compare.frameworks.torch_model import FrameworkStep, built, check_step, load_net, outputs_of
 from convoy.pipeline import optimize_model
 from convoy.pipeline.end_to_end import float_outputs
 from convoy.report.summary import Summary
@@ -28,13 +28,13 @@ from convoy.zoo import parse_dtype
 class Convoy:
     """Convoy with its default settings at the effort that was asked for."""
 
-    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+    def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         """One: Convoy chooses layouts, engines and streams by itself."""
         if case.training and case.dtype == "fp16" and case.device == "cpu":
             raise UnsupportedCaseError("training in fp16 on a CPU: PyTorch has no such autocast; use bf16")
         build = _train if case.training else _infer
         words = ("convoy.training_step, " if case.training else "") + f"effort {case.effort}"
-        return [Way(words, partial(build, case, material))]
+        return [FrameworkConfig(words, partial(build, case, material))]
 
 
 FRAMEWORK = Convoy()
@@ -50,7 +50,7 @@ def settings_of(case: Case) -> convoy.Settings:
     return dataclasses.replace(settings, db=Path(case.db)) if case.db else settings
 
 
-def _infer(case: Case, material: Material) -> Built:
+def _infer(case: Case, material: CaseInputs) -> BuiltModel:
     net = load_net(case, material)
     start = time.perf_counter()
     result = optimize_model(net.model, (net.x,), name=case.model, settings=settings_of(case))
@@ -64,9 +64,9 @@ def _infer(case: Case, material: Material) -> Built:
     return _with_layers(built(run, lambda: outputs_of(run()), case), summary, seconds)
 
 
-def _train(case: Case, material: Material) -> Built:
+def _train(case: Case, material: CaseInputs) -> BuiltModel:
     net = load_net(case, material)
-    stock = Step(net, case)  # its optimizer and scaler: the same as PyTorch's own step has
+    stock = FrameworkStep(net, case)  # its optimizer and scaler: the same as PyTorch's own step has
     options = StepOptions(amp=parse_dtype(case.dtype) if case.dtype != "fp32" else None, scaler=stock.scaler)
     start = time.perf_counter()
     result = train_model(
@@ -92,7 +92,7 @@ def first_output_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(float_outputs(outputs)[0].float(), labels)
 
 
-def _with_layers(found: Built, summary: Summary, seconds: float) -> Built:
+def _with_layers(found: BuiltModel, summary: Summary, seconds: float) -> BuiltModel:
     """With what Convoy knows of its layers."""
     found.notes += summary.notes
     found.kinds = lambda: layer_kinds(summary)

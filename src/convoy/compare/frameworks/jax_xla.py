@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from convoy.compare.case import LEARNING_RATE, MOMENTUM, Case
-from convoy.compare.frameworks.base import Built, Material, Outputs, Way, net_of
+from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, Outputs, net_of
 from convoy.compare.nets import NETS, transform_input
 from convoy.compare.nets.operators import Pad, pair
 
@@ -27,7 +27,7 @@ Parameters = dict[str, jax.Array]
 class Jax:
     """JAX by its own rules: jit, weights as arguments, both layouts tried."""
 
-    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+    def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         """The memory formats on a CPU; on a GPU XLA assigns layouts itself, so the other form is for where one fails."""
         net_of(case)
         cuda = case.device == "cuda"
@@ -35,7 +35,9 @@ class Jax:
         build = _train if case.training else _infer
         more = ("" if not case.training else ", donated buffers") + (", XLA's autotuning" if cuda else "")
         return [
-            Way(f"jax.jit, {layout}{more}", partial(build, case, material, layout), spare=cuda and index > 0)
+            FrameworkConfig(
+                f"jax.jit, {layout}{more}", partial(build, case, material, layout), spare=cuda and index > 0
+            )
             for index, layout in enumerate(("nhwc", "nchw"))
         ]
 
@@ -161,7 +163,7 @@ def forward(case: Case, layout: str, facts: Any, parameters: Parameters, x: jax.
     return NETS[case.model](ops, x), ops.statistics
 
 
-def parameters_of(material: Material, layout: str, dtype: Any) -> Parameters:
+def parameters_of(material: CaseInputs, layout: str, dtype: Any) -> Parameters:
     """Weights on the device, in the order that the layout wants."""
     found: Parameters = {}
     for name, weight in material.weights().items():
@@ -184,7 +186,7 @@ def as_torch_has_it(array: jax.Array, layout: str) -> np.ndarray[Any, Any]:
     return found.transpose(1, 0) if found.ndim == 2 else found
 
 
-def _input(case: Case, material: Material, layout: str) -> jax.Array:
+def _input(case: Case, material: CaseInputs, layout: str) -> jax.Array:
     x = material.input()
     return jnp.asarray(x.transpose(0, 2, 3, 1) if layout == "nhwc" else x, DTYPES[case.dtype])
 
@@ -200,7 +202,7 @@ def _memory(case: Case, compiled: Any) -> Callable[[], int] | None:
     return lambda: int(whole - planned.alias_size_in_bytes)
 
 
-def _infer(case: Case, material: Material, layout: str) -> Built:
+def _infer(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
     x = _input(case, material, layout)
     parameters = parameters_of(material, layout, DTYPES[case.dtype])
     call = jax.jit(lambda p, x: forward(case, layout, material.facts, p, x)[0])
@@ -214,10 +216,10 @@ def _infer(case: Case, material: Material, layout: str) -> Built:
     def check() -> Outputs:
         return {"out0": np.asarray(run(), np.float32)}
 
-    return Built(run, check, wait=lambda: jax.block_until_ready(last[0]), peak_memory=_memory(case, compiled))
+    return BuiltModel(run, check, wait=lambda: jax.block_until_ready(last[0]), peak_memory=_memory(case, compiled))
 
 
-def _train(case: Case, material: Material, layout: str) -> Built:
+def _train(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
     x, labels = _input(case, material, layout), jnp.asarray(material.labels())
     everything = parameters_of(material, layout, jnp.float32)
     fixed = {name: array for name, array in everything.items() if "running" in name}
@@ -246,4 +248,4 @@ def _train(case: Case, material: Material, layout: str) -> Built:
         gradients = {f"grad:{name}": as_torch_has_it(array, layout) for name, array in state[2].items()}
         return {"loss0": loss0, "loss1": np.asarray(run(), np.float64), **gradients}
 
-    return Built(run, check, wait=lambda: jax.block_until_ready(state[3]), peak_memory=_memory(case, compiled))
+    return BuiltModel(run, check, wait=lambda: jax.block_until_ready(state[3]), peak_memory=_memory(case, compiled))

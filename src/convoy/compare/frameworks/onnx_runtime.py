@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 
 from convoy.compare.case import Case
-from convoy.compare.frameworks.base import Built, Material, Outputs, UnsupportedCaseError, Way
+from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, Outputs, UnsupportedCaseError
 from convoy.compare.layer_kinds import by_kind
 
 PROFILED_CALLS = 3
@@ -25,19 +25,19 @@ NO_MEMORY = "no figure for memory: ONNX Runtime does not say what its arena hold
 class OnnxRuntime:
     """The CPU or the CUDA execution provider."""
 
-    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+    def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         """All graph optimisations; on a GPU also NHWC convolutions."""
         if case.training:
             raise UnsupportedCaseError("ONNX Runtime trains no more: its training packages ended with version 1.19")
         if case.dtype == "bf16":
             raise UnsupportedCaseError("ONNX Runtime's convolutions have no bf16")
         if case.device == "cpu":
-            return [Way(f"ORT_ENABLE_ALL, {case.threads} threads", partial(_build, case, material, {}))]
+            return [FrameworkConfig(f"ORT_ENABLE_ALL, {case.threads} threads", partial(_build, case, material, {}))]
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             raise UnsupportedCaseError("this ONNX Runtime is built without CUDA: pip install onnxruntime-gpu")
         options = {"cudnn_conv_algo_search": "EXHAUSTIVE", "use_tf32": "1"}
         return [
-            Way(
+            FrameworkConfig(
                 f"ORT_ENABLE_ALL, CUDA, exhaustive search, {words}, bound input and output",
                 partial(_build, case, material, {**options, "prefer_nhwc": nhwc}),
             )
@@ -48,7 +48,7 @@ class OnnxRuntime:
 FRAMEWORK = OnnxRuntime()
 
 
-def _session(case: Case, material: Material, cuda: dict[str, str], *, profile: str = "") -> Any:
+def _session(case: Case, material: CaseInputs, cuda: dict[str, str], *, profile: str = "") -> Any:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = case.threads
@@ -60,7 +60,7 @@ def _session(case: Case, material: Material, cuda: dict[str, str], *, profile: s
     return onnxruntime.InferenceSession(str(material.onnx_path), options, providers=providers)
 
 
-def _build(case: Case, material: Material, cuda: dict[str, str]) -> Built:
+def _build(case: Case, material: CaseInputs, cuda: dict[str, str]) -> BuiltModel:
     session = _session(case, material, cuda)
     kind = np.float16 if case.dtype == "fp16" else np.float32
     name, x = session.get_inputs()[0].name, material.input().astype(kind)
@@ -87,13 +87,13 @@ def _build(case: Case, material: Material, cuda: dict[str, str]) -> Built:
     def check() -> Outputs:
         return {f"out{i}": np.asarray(array, np.float32) for i, array in enumerate(arrays())}
 
-    built = Built(run, check, kinds=lambda: _kinds(case, material, cuda, name, x))
+    built = BuiltModel(run, check, kinds=lambda: _kinds(case, material, cuda, name, x))
     if case.device == "cuda":
         built.peak_memory, built.notes = (lambda: None), [NO_MEMORY]
     return built
 
 
-def _kinds(case: Case, material: Material, cuda: dict[str, str], name: str, x: Any) -> dict[str, float]:
+def _kinds(case: Case, material: CaseInputs, cuda: dict[str, str], name: str, x: Any) -> dict[str, float]:
     """Milliseconds of one call by layer kind: from the profile of a session of its own."""
     with tempfile.TemporaryDirectory() as folder:
         session = _session(case, material, cuda, profile=str(Path(folder) / "profile"))

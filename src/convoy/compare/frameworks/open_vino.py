@@ -11,7 +11,7 @@ import openvino
 from openvino import properties
 
 from convoy.compare.case import Case
-from convoy.compare.frameworks.base import Built, Material, Outputs, UnsupportedCaseError, Way
+from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, Outputs, UnsupportedCaseError
 from convoy.compare.layer_kinds import by_kind
 
 TYPES: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
@@ -20,20 +20,20 @@ TYPES: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 class OpenVino:
     """The CPU plugin; the type of its arithmetic is set, because its own choice may be narrower than what was asked for."""
 
-    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+    def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         """The hint for latency."""
         if case.training:
             raise UnsupportedCaseError("OpenVINO does not train")
         if case.device != "cpu":
             raise UnsupportedCaseError("OpenVINO has no plugin for NVIDIA GPUs")
         words = f"latency hint, {TYPES[case.dtype]}, {case.threads} threads"
-        return [Way(words, partial(_build, case, material))]
+        return [FrameworkConfig(words, partial(_build, case, material))]
 
 
 FRAMEWORK = OpenVino()
 
 
-def _compile(case: Case, material: Material, *, profile: bool) -> Any:
+def _compile(case: Case, material: CaseInputs, *, profile: bool) -> Any:
     core = openvino.Core()
     return core.compile_model(
         str(material.onnx_path),
@@ -48,7 +48,7 @@ def _compile(case: Case, material: Material, *, profile: bool) -> Any:
     )
 
 
-def _build(case: Case, material: Material) -> Built:
+def _build(case: Case, material: CaseInputs) -> BuiltModel:
     compiled = _compile(case, material, profile=False)
     request = compiled.create_infer_request()
     kind = np.float32 if case.dtype != "fp16" else np.float16
@@ -67,4 +67,4 @@ def _build(case: Case, material: Material) -> Built:
         profiled.infer()
         return by_kind((i.node_type, i.real_time.total_seconds() * 1e3) for i in profiled.get_profiling_info())
 
-    return Built(request.infer, check, kinds=kinds)
+    return BuiltModel(request.infer, check, kinds=kinds)

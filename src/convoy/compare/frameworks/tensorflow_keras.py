@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from convoy.compare.case import LEARNING_RATE, MOMENTUM, Case
-from convoy.compare.frameworks.base import Built, Material, Outputs, Way, net_of
+from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, Outputs, net_of
 from convoy.compare.nets import NETS, transform_input
 from convoy.compare.nets.operators import Pad, pair
 
@@ -32,7 +32,7 @@ DTYPES: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 class TensorFlow:
     """TensorFlow with Keras' layers, NHWC, which is the layout that its CPU kernels have."""
 
-    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+    def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         """The graph executor (oneDNN on a CPU), and XLA."""
         net_of(case)
         tf.config.threading.set_intra_op_parallelism_threads(case.threads)
@@ -43,7 +43,7 @@ class TensorFlow:
             raise RuntimeError("this TensorFlow finds no GPU: pip install 'tensorflow[and-cuda]>=2.20'")
         build = _train if case.training else _infer
         words = ("tf.function, nhwc", "tf.function with XLA (jit_compile), nhwc")
-        ways = [Way(word, partial(build, case, material, xla=xla)) for xla, word in enumerate(words)]
+        ways = [FrameworkConfig(word, partial(build, case, material, xla=xla)) for xla, word in enumerate(words)]
         return ways[::-1] if case.device == "cuda" else ways
 
 
@@ -146,7 +146,7 @@ def _word(name: str) -> str:
     return name.replace(".", "-")
 
 
-def keras_model(case: Case, material: Material) -> Any:
+def keras_model(case: Case, material: CaseInputs) -> Any:
     """The net as a Keras model with torch's weights."""
     weights = material.weights()
     n, c, h, w = material.input().shape
@@ -192,7 +192,7 @@ def _as_torch_has_it(array: np.ndarray[Any, Any], layer: Any) -> np.ndarray[Any,
     return array.transpose((2, 3, 0, 1) if isinstance(layer, keras.layers.DepthwiseConv2D) else (3, 2, 0, 1))
 
 
-def _input(case: Case, material: Material) -> tf.Tensor:
+def _input(case: Case, material: CaseInputs) -> tf.Tensor:
     return tf.constant(material.input().transpose(0, 2, 3, 1), "float32" if case.training else DTYPES[case.dtype])
 
 
@@ -213,11 +213,11 @@ def _restart_peak(case: Case) -> Callable[[], object] | None:
     return (lambda: tf.config.experimental.reset_memory_stats("GPU:0")) if case.device == "cuda" else None
 
 
-def _built(case: Case, run: Callable[[], Any], check: Callable[[], Outputs]) -> Built:
-    return Built(run, check, wait=_waited(case, run), peak_memory=_memory(case), restart_peak=_restart_peak(case))
+def _built(case: Case, run: Callable[[], Any], check: Callable[[], Outputs]) -> BuiltModel:
+    return BuiltModel(run, check, wait=_waited(case, run), peak_memory=_memory(case), restart_peak=_restart_peak(case))
 
 
-def _infer(case: Case, material: Material, *, xla: int) -> Built:
+def _infer(case: Case, material: CaseInputs, *, xla: int) -> BuiltModel:
     model, x = keras_model(case, material), _input(case, material)
     call = tf.function(lambda x: model(x, training=False), jit_compile=bool(xla))
 
@@ -230,7 +230,7 @@ def _infer(case: Case, material: Material, *, xla: int) -> Built:
     return _built(case, run, check)
 
 
-def _train(case: Case, material: Material, *, xla: int) -> Built:
+def _train(case: Case, material: CaseInputs, *, xla: int) -> BuiltModel:
     model, x = keras_model(case, material), _input(case, material)
     labels = tf.constant(material.labels())
     optimizer: Any = keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)

@@ -9,22 +9,30 @@ from typing import Any
 import torch
 
 from convoy.compare.case import Case
-from convoy.compare.frameworks.base import Built, Material, Outputs, UnsupportedCaseError, Way
-from convoy.compare.frameworks.torch_model import Net, Step, built, check_step, load_net, outputs_of, set_flags
+from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, Outputs, UnsupportedCaseError
+from convoy.compare.frameworks.torch_model import (
+    FrameworkNet,
+    FrameworkStep,
+    built,
+    check_step,
+    load_net,
+    outputs_of,
+    set_flags,
+)
 from convoy.pipeline.end_to_end import stock_graph
 
 
 class Torch:
     """PyTorch as it comes, at its best setting."""
 
-    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+    def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         """Both memory formats; on a GPU as captured graphs, with cudnn.benchmark."""
         if case.training and case.dtype == "fp16" and case.device == "cpu":
             raise UnsupportedCaseError("training in fp16 on a CPU: PyTorch has no such autocast; use bf16")
-        found: list[Way] = []
+        found: list[FrameworkConfig] = []
         for layout in ("channels_last", "nchw"):
             build = partial(_train if case.training else _infer, case, material, layout)
-            found.append(Way(f"{_words(case)}, {layout}", build))
+            found.append(FrameworkConfig(f"{_words(case)}, {layout}", build))
         return found
 
 
@@ -37,7 +45,7 @@ def _words(case: Case) -> str:
     return "eager, fused SGD" if case.training else "eager, inference_mode"
 
 
-def _infer(case: Case, material: Material, layout: str) -> Built:
+def _infer(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
     net = load_net(case, material, layout)
     set_flags(case.device)
     if case.device == "cuda":
@@ -51,10 +59,10 @@ def _infer(case: Case, material: Material, layout: str) -> Built:
     return built(run, lambda: outputs_of(run()), case)
 
 
-def _train(case: Case, material: Material, layout: str) -> Built:
+def _train(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
     net = load_net(case, material, layout)
     set_flags(case.device)
-    step = Step(net, case)
+    step = FrameworkStep(net, case)
     if case.device == "cuda" and step.scaler is None:
         replay, check = captured(net, step)
         return built(replay, check, case)
@@ -81,7 +89,7 @@ def captured_call(run: Callable[[], Any]) -> Callable[[], Any]:
     return replay
 
 
-def captured(net: Net, step: Step) -> tuple[Callable[[], torch.Tensor], Callable[[], Outputs]]:
+def captured(net: FrameworkNet, step: FrameworkStep) -> tuple[Callable[[], torch.Tensor], Callable[[], Outputs]]:
     """A whole step as one CUDA graph, and its check: the parameters are put back to what they were before it was captured."""
     before = {name: t.detach().clone() for name, t in net.model.state_dict().items()}
     stream = torch.cuda.Stream()

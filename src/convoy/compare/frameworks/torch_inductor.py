@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from convoy.compare.case import Case
-from convoy.compare.frameworks.base import Built, Material, UnsupportedCaseError, Way
-from convoy.compare.frameworks.torch_model import Step, built, check_step, load_net, outputs_of, set_flags
+from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, UnsupportedCaseError
+from convoy.compare.frameworks.torch_model import FrameworkStep, built, check_step, load_net, outputs_of, set_flags
 from convoy.measurement.device.detect import compiler_version
 
 
@@ -20,7 +20,7 @@ class Inductor:
     Mode max-autotune is left out: with freezing it had not compiled ResNet-50 after 200 s on 16 cores.
     """
 
-    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+    def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         """Both memory formats on a CPU, where either may win; channels_last on a GPU, without CUDA graphs where they fail."""
         if case.device == "cpu" and not compiler_version():
             raise UnsupportedCaseError("Inductor needs a C++ compiler on a CPU: install g++")
@@ -35,7 +35,7 @@ class Inductor:
         more = ", cudnn.benchmark, TF32 where fp32" if cuda else ""
         # On a GPU nearly all of the time is the compiler's: others may use the device meanwhile.
         return [
-            Way(
+            FrameworkConfig(
                 f"torch.compile mode {mode}{frozen}, {layout}{more}",
                 partial(_build, case, material, layout, mode),
                 chooses=not cuda,
@@ -49,7 +49,7 @@ class Inductor:
 FRAMEWORK = Inductor()
 
 
-def _build(case: Case, material: Material, layout: str, mode: str) -> Built:
+def _build(case: Case, material: CaseInputs, layout: str, mode: str) -> BuiltModel:
     from torch._inductor import config
 
     torch._dynamo.reset()
@@ -58,7 +58,7 @@ def _build(case: Case, material: Material, layout: str, mode: str) -> Built:
     set_flags(case.device)
     compiled = torch.compile(net.model, mode=mode, dynamic=False)
     if case.training:
-        step = Step(net, case, compiled)
+        step = FrameworkStep(net, case, compiled)
         return built(step, lambda: check_step(step, step.gradients), case)
 
     @torch.no_grad()  # freezing does not work under inference_mode

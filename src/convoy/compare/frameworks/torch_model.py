@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from convoy.compare.case import LEARNING_RATE, MOMENTUM, Case
-from convoy.compare.frameworks.base import Built, Material, Outputs, UnsupportedCaseError
+from convoy.compare.frameworks.base import BuiltModel, CaseInputs, Outputs, UnsupportedCaseError
 from convoy.compare.layer_kinds import by_kind
 from convoy.measurement.device.heap import keep_freed_memory
 from convoy.pipeline.end_to_end import float_outputs
@@ -24,7 +24,7 @@ PROFILED_CALLS = 3
 
 
 @dataclass(slots=True)
-class Net:
+class FrameworkNet:
     """A model on its device with what it is fed: x [n, c, h, w] and labels [n]."""
 
     model: nn.Module
@@ -32,7 +32,7 @@ class Net:
     labels: torch.Tensor
 
 
-def load_net(case: Case, material: Material, layout: str = "nchw", *, keep_memory: bool = True) -> Net:
+def load_net(case: Case, material: CaseInputs, layout: str = "nchw", *, keep_memory: bool = True) -> FrameworkNet:
     """The case's model with the material's weights, in evaluation or (without dropout) training mode.
 
     On a CPU the C library is told to keep freed memory, as PyTorch's tuning guide does it with another allocator, unless
@@ -54,7 +54,7 @@ def load_net(case: Case, material: Material, layout: str = "nchw", *, keep_memor
         x = x.contiguous(memory_format=FORMATS[layout])
     if case.training:
         train_without_dropout(model)
-    return Net(model, x, labels)
+    return FrameworkNet(model, x, labels)
 
 
 def train_without_dropout(model: nn.Module) -> None:
@@ -68,7 +68,7 @@ def train_without_dropout(model: nn.Module) -> None:
                     setattr(module, name, 0.0)
 
 
-class Step:
+class FrameworkStep:
     """One SGD step: forward, loss, backward, update.
 
     Args:
@@ -81,7 +81,7 @@ class Step:
 
     def __init__(
         self,
-        net: Net,
+        net: FrameworkNet,
         case: Case,
         forward: Callable[..., Any] | None = None,
         *,
@@ -149,10 +149,12 @@ def set_flags(device: str) -> None:
         torch.backends.cudnn.benchmark = True
 
 
-def built(run: Callable[[], object], check: Callable[[], Outputs], case: Case, *, notes: tuple[str, ...] = ()) -> Built:
-    """A `Built` with PyTorch's own way to wait, to count memory and to profile."""
+def built(
+    run: Callable[[], object], check: Callable[[], Outputs], case: Case, *, notes: tuple[str, ...] = ()
+) -> BuiltModel:
+    """A `BuiltModel` with PyTorch's own way to wait, to count memory and to profile."""
     cuda = case.device == "cuda"
-    return Built(
+    return BuiltModel(
         run=run,
         check=check,
         wait=torch.cuda.synchronize if cuda else None,

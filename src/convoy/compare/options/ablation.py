@@ -13,8 +13,8 @@ from convoy.compare.case import Case
 from convoy.compare.comparison import Observer
 from convoy.compare.limits import Limits
 from convoy.compare.options.option_advice import LEAST_GAIN
-from convoy.compare.options.option_search import Search
-from convoy.compare.options.setting_bench import ROUNDS, Bench
+from convoy.compare.options.option_search import OptionSearch
+from convoy.compare.options.setting_bench import ROUNDS, SettingBench
 from convoy.compare.options.torch_options import choose
 from convoy.compare.runs.device_lock import claim, noted
 from convoy.compare.runs.manifest import make_manifest
@@ -61,9 +61,9 @@ def search_options(
         deadline = time.monotonic() + limits.seconds if limits.seconds else math.inf
         for case in cases:
             with tempfile.TemporaryDirectory(prefix="convoy-options-") as folder:
-                bench = Bench(case, Path(folder), limits)
+                bench = SettingBench(case, Path(folder), limits)
                 try:
-                    search = Search(run, path, bench, words, observer, deadline)
+                    search = OptionSearch(run, path, bench, words, observer, deadline)
                     if not search.done:
                         search.search()
                     run = search.run

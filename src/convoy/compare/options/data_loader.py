@@ -32,7 +32,7 @@ def fed_by(x: torch.Tensor, labels: torch.Tensor, step: Callable[[], object], wo
         workers: processes of the loader; 0: this one loads.
     """
     n, _, height, _ = x.shape
-    pictures = Pictures(n * 10_000, height)
+    pictures = StoredImages(n * 10_000, height)
     limit = BATCH_S if workers else 0.0
     # A fork of this process takes the locks of threads along that hold them, compilers' among them: a worker waited for ever.
     begun = "forkserver" if workers else None
@@ -64,7 +64,7 @@ def by_turn(steps: list[float], workers: int) -> list[float]:
     return [sum(steps[at : at + size]) / size for at in range(0, len(steps) - size + 1, size)]
 
 
-class Pictures(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+class StoredImages(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Stored bytes, cropped, flipped and normalised as in training on ImageNet; labels without meaning.
 
     Args:

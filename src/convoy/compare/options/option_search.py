@@ -21,8 +21,8 @@ from convoy.compare.child_session import ChildFailedError
 from convoy.compare.comparison import Observer
 from convoy.compare.options.option_advice import advice, gains
 from convoy.compare.options.option_rows import option_row, timed_row
-from convoy.compare.options.setting_bench import DEFAULTS, Bench, Setting
-from convoy.compare.options.torch_options import OPTIONS, Option, added, choose, words_of
+from convoy.compare.options.setting_bench import DEFAULTS, Setting, SettingBench
+from convoy.compare.options.torch_options import OPTIONS, TorchOption, added, choose, words_of
 from convoy.compare.runs.rows import Figure, Row
 from convoy.compare.runs.runfile import Run, write
 
@@ -35,11 +35,11 @@ RIVAL: Final = 0.9
 WORKERS: Final = (0, 1, 2, 4, 8)
 
 
-class Search:
+class OptionSearch:
     """The ablation of one case."""
 
     def __init__(
-        self, run: Run, path: Path, bench: Bench, words: str, observer: Observer, deadline: float = math.inf
+        self, run: Run, path: Path, bench: SettingBench, words: str, observer: Observer, deadline: float = math.inf
     ) -> None:
         self.run, self.path, self.bench, self.words, self.observer = run, path, bench, words, observer
         self.best: Setting = DEFAULTS
@@ -104,7 +104,7 @@ class Search:
             self._keep(row)
         return row
 
-    def _alone(self, candidates: Sequence[Option]) -> None:
+    def _alone(self, candidates: Sequence[TorchOption]) -> None:
         for index, option in enumerate(candidates):
             if not self._known(f"alone: {option.id}") and self._late(f"{option.id} alone"):
                 continue
@@ -117,7 +117,7 @@ class Search:
                 self.worth[option.id] = float(row.detail["gain"])
             self.bench.keep(DEFAULTS)
 
-    def _forward(self, candidates: Sequence[Option]) -> None:
+    def _forward(self, candidates: Sequence[TorchOption]) -> None:
         """Add what helps, the most promising first; what did not help is tried again on top of what did."""
         order = sorted(candidates, key=lambda option: (option.compiles, -self.worth.get(option.id, 0.0)))
         for turn in range(PASSES):
@@ -138,7 +138,7 @@ class Search:
             if self.best == before:
                 return
 
-    def _may_win(self, option: Option, candidates: Sequence[Option], turn: int) -> bool:
+    def _may_win(self, option: TorchOption, candidates: Sequence[TorchOption], turn: int) -> bool:
         """Whether an option is worth a step: a compiler only once, and where it came near the best of its kind alone."""
         if not option.compiles:
             return True
@@ -161,7 +161,7 @@ class Search:
                     self.best = setting
             self.bench.keep(DEFAULTS, self.best)
 
-    def _usual(self, options: Sequence[Option]) -> None:
+    def _usual(self, options: Sequence[TorchOption]) -> None:
         for option in options:
             if not self._known(f"without: {option.id}") and self._late(f"without {option.id}"):
                 continue
@@ -187,7 +187,7 @@ class Search:
                 continue
             self._keep(self._timed(row, latency, self.best))
 
-    def _conclude(self, candidates: Sequence[Option]) -> None:
+    def _conclude(self, candidates: Sequence[TorchOption]) -> None:
         self.bench.deadline = math.inf  # what was found out is worth its last seconds
         row = self._row("best", "best", option="the best setting")
         try:

@@ -19,9 +19,9 @@ from convoy.compare.case import Case
 from convoy.compare.case_inputs import read
 from convoy.compare.checking import loss_error, part, relative_error
 from convoy.compare.child import LEAST_SAMPLE_S, SETTLED_S, WrongResultError, failure
-from convoy.compare.frameworks.base import Material, Outputs, UnsupportedCaseError
+from convoy.compare.frameworks.base import CaseInputs, Outputs, UnsupportedCaseError
 from convoy.compare.frameworks.torch_eager import captured, captured_call
-from convoy.compare.frameworks.torch_model import FORMATS, Step, check_step, load_net, outputs_of
+from convoy.compare.frameworks.torch_model import FORMATS, FrameworkStep, check_step, load_net, outputs_of
 from convoy.compare.options.data_loader import fed_by
 from convoy.compare.rounding_limits import half_limits
 from convoy.measurement.device.detect import compiler_version
@@ -61,14 +61,16 @@ def serve_trials(case: Case, folder: Path, say: Callable[[dict[str, Any]], None]
     torch._dynamo.config.accumulated_recompile_limit = 10000
     material = read(folder)
     limits: dict[str, dict[str, float]] = {}
-    variants: dict[str, Variant] = {}
+    variants: dict[str, ModelVariant] = {}
     say({"facts": facts(case)})
     while line := read_line():
         message = json.loads(line)
         if message["do"] == "build":
             say({"stage": f"build {message['name']}"})
             try:
-                variants[message["name"]] = variant = Variant(case, material, frozenset(message["options"]), limits)
+                variants[message["name"]] = variant = ModelVariant(
+                    case, material, frozenset(message["options"]), limits
+                )
                 say({"built": variant.prepare()})
             except Exception as error:  # whatever an option does is a row with its reason
                 variants.pop(message["name"], None)
@@ -90,7 +92,7 @@ def clear(case: Case) -> None:
         torch.cuda.empty_cache()
 
 
-def rounds(variants: list[Variant], count: int) -> list[list[float]]:
+def rounds(variants: list[ModelVariant], count: int) -> list[list[float]]:
     """Milliseconds of a call of each, in interleaved rounds."""
     samples: list[list[float]] = [[] for _ in variants]
     calls = [max(1, round(LEAST_SAMPLE_S / max(variant.timed(1), 1e-7))) for variant in variants]
@@ -102,7 +104,7 @@ def rounds(variants: list[Variant], count: int) -> list[list[float]]:
     return samples
 
 
-class Variant:
+class ModelVariant:
     """The model under a set of options; `-NAME` takes a usual one away.
 
     Args:
@@ -113,7 +115,7 @@ class Variant:
     """
 
     def __init__(
-        self, case: Case, material: Material, options: frozenset[str], limits: dict[str, dict[str, float]]
+        self, case: Case, material: CaseInputs, options: frozenset[str], limits: dict[str, dict[str, float]]
     ) -> None:
         self.options, self.material, self._limits = options, material, limits
         kind = next((_TYPES[name] for name in options if name in _TYPES), "fp32")
@@ -233,7 +235,7 @@ class Variant:
         optimizer = {"fused_optimizer": {"fused": True}, "foreach_optimizer": {"foreach": True}}
         chosen = next((optimizer[name] for name in self.options if name in optimizer), {})
         forward = self._compiled(model)
-        step = Step(net, self.case, forward, optimizer=chosen, set_to_none="-set_to_none" not in self.options)
+        step = FrameworkStep(net, self.case, forward, optimizer=chosen, set_to_none="-set_to_none" not in self.options)
         if "cuda_graph" in self.options:
             if step.scaler is not None:
                 raise UnsupportedCaseError("a step with a GradScaler asks the host whether it is taken: no CUDA graph")

@@ -1,4 +1,4 @@
-"""Bench: settings of PyTorch's options, built, kept ready and timed in turn in child processes."""
+"""SettingBench: settings of PyTorch's options, built, kept ready and timed in turn in child processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Setting = frozenset[str]
 DEFAULTS: Final[Setting] = frozenset()
 
 
-class Bench:
+class SettingBench:
     """The children that settings are built and timed in; a new one is started where one died.
 
     PyTorch keeps the plan that it first found for a convolution for as long as the process lives, whether it was searched for

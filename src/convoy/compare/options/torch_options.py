@@ -12,7 +12,7 @@ BOTH: Final = ("inference", "training")
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class TorchOption:
     """One option.
 
     Attributes:
@@ -43,24 +43,24 @@ class Option:
 OPTIONS: Final = {
     option.id: option
     for option in (
-        Option("inference_mode", "torch.inference_mode()", ("inference",), "grad"),
-        Option("no_grad", "torch.no_grad()", ("inference",), "grad"),
-        Option("channels_last", "memory format channels_last of model and input"),
-        Option("fuse_conv_bn", "batch norms folded into convolutions (torch.fx)", ("inference",)),
-        Option("cudnn_benchmark", "torch.backends.cudnn.benchmark = True", devices=("cuda",)),
-        Option(
+        TorchOption("inference_mode", "torch.inference_mode()", ("inference",), "grad"),
+        TorchOption("no_grad", "torch.no_grad()", ("inference",), "grad"),
+        TorchOption("channels_last", "memory format channels_last of model and input"),
+        TorchOption("fuse_conv_bn", "batch norms folded into convolutions (torch.fx)", ("inference",)),
+        TorchOption("cudnn_benchmark", "torch.backends.cudnn.benchmark = True", devices=("cuda",)),
+        TorchOption(
             "tf32",
             "TF32 in matrix products too: set_float32_matmul_precision('high')",
             devices=("cuda",),
             needs="tf32",
             rougher=True,
         ),
-        Option("autocast_bf16", "torch.autocast, bf16", group="type", needs="bf16", rougher=True),
-        Option("autocast_fp16", "torch.autocast, fp16", group="type", devices=("cuda",), rougher=True),
-        Option("bf16", "weights and input in bf16", ("inference",), "type", needs="bf16", rougher=True),
-        Option("fp16", "weights and input in fp16", ("inference",), "type", devices=("cuda",), rougher=True),
-        Option("compile", "torch.compile", group="compile", needs="compiler", compiles=True),
-        Option(
+        TorchOption("autocast_bf16", "torch.autocast, bf16", group="type", needs="bf16", rougher=True),
+        TorchOption("autocast_fp16", "torch.autocast, fp16", group="type", devices=("cuda",), rougher=True),
+        TorchOption("bf16", "weights and input in bf16", ("inference",), "type", needs="bf16", rougher=True),
+        TorchOption("fp16", "weights and input in fp16", ("inference",), "type", devices=("cuda",), rougher=True),
+        TorchOption("compile", "torch.compile", group="compile", needs="compiler", compiles=True),
+        TorchOption(
             "compile_freezing",
             "torch.compile with frozen weights",
             ("inference",),
@@ -68,7 +68,7 @@ OPTIONS: Final = {
             needs="compiler",
             compiles=True,
         ),
-        Option(
+        TorchOption(
             "compile_reduce_overhead",
             "torch.compile, mode reduce-overhead",
             group="compile",
@@ -76,7 +76,7 @@ OPTIONS: Final = {
             needs="compiler",
             compiles=True,
         ),
-        Option(
+        TorchOption(
             "compile_max_autotune",
             "torch.compile, mode max-autotune",
             group="compile",
@@ -84,7 +84,7 @@ OPTIONS: Final = {
             needs="compiler",
             compiles=True,
         ),
-        Option(
+        TorchOption(
             "compile_freezing_reduce_overhead",
             "torch.compile with frozen weights, mode reduce-overhead",
             ("inference",),
@@ -93,24 +93,24 @@ OPTIONS: Final = {
             needs="compiler",
             compiles=True,
         ),
-        Option("cuda_graph", "captured as one CUDA graph", group="compile", devices=("cuda",)),
-        Option("fused_optimizer", "SGD(fused=True)", ("training",), "optimizer"),
-        Option("foreach_optimizer", "SGD(foreach=True)", ("training",), "optimizer"),
-        Option("flush_denormal", "torch.set_flush_denormal(True)", devices=("cpu",)),
-        Option("half_threads", "half as many threads", group="threads", devices=("cpu",), needs="threads"),
-        Option(
+        TorchOption("cuda_graph", "captured as one CUDA graph", group="compile", devices=("cuda",)),
+        TorchOption("fused_optimizer", "SGD(fused=True)", ("training",), "optimizer"),
+        TorchOption("foreach_optimizer", "SGD(foreach=True)", ("training",), "optimizer"),
+        TorchOption("flush_denormal", "torch.set_flush_denormal(True)", devices=("cpu",)),
+        TorchOption("half_threads", "half as many threads", group="threads", devices=("cpu",), needs="threads"),
+        TorchOption(
             "all_threads",
             "as many threads as there are logical cores",
             group="threads",
             devices=("cpu",),
             needs="more_cores",
         ),
-        Option("onednn", "convolutions by oneDNN", usual=True, devices=("cpu",)),
-        Option("cudnn", "convolutions by cuDNN", usual=True, devices=("cuda",)),
-        Option("cudnn_tf32", "TF32 in cuDNN's convolutions", usual=True, devices=("cuda",), needs="tf32"),
-        Option("set_to_none", "zero_grad drops gradients", ("training",), usual=True),
-        Option("no_first_data_gradient", "no gradient of the input images", ("training",), usual=True),
-        Option("bias_gradient", "gradients of biases", ("training",), usual=True, changes=True),
+        TorchOption("onednn", "convolutions by oneDNN", usual=True, devices=("cpu",)),
+        TorchOption("cudnn", "convolutions by cuDNN", usual=True, devices=("cuda",)),
+        TorchOption("cudnn_tf32", "TF32 in cuDNN's convolutions", usual=True, devices=("cuda",), needs="tf32"),
+        TorchOption("set_to_none", "zero_grad drops gradients", ("training",), usual=True),
+        TorchOption("no_first_data_gradient", "no gradient of the input images", ("training",), usual=True),
+        TorchOption("bias_gradient", "gradients of biases", ("training",), usual=True, changes=True),
     )
 }
 """By id, in the order in which they are tried."""
@@ -118,14 +118,14 @@ OPTIONS: Final = {
 
 def choose(
     words: str, mode: str, device: str, facts: Callable[[], dict[str, Any]]
-) -> tuple[list[Option], list[tuple[Option, str]]]:
+) -> tuple[list[TorchOption], list[tuple[TorchOption, str]]]:
     """The options that are tried, and those that were named or fit but that this device has not, with the reason.
 
     Args:
         words: `all`, or ids separated by commas.
         mode: `inference` or `training`.
         device: `cpu` or `cuda`.
-        facts: asks the device, by the words in `Option.needs`: true, or the reason why not.
+        facts: asks the device, by the words in `TorchOption.needs`: true, or the reason why not.
 
     Raises:
         InputError: a name that is no option.
@@ -136,8 +136,8 @@ def choose(
     if unknown or not wanted:
         raise InputError("--options", words, "all, or names among " + ", ".join(OPTIONS))
     known = facts()
-    tried: list[Option] = []
-    refused: list[tuple[Option, str]] = []
+    tried: list[TorchOption] = []
+    refused: list[tuple[TorchOption, str]] = []
     for name in dict.fromkeys(wanted):
         option = OPTIONS[name]
         reason = _refusal(option, mode, device, known)
@@ -148,7 +148,7 @@ def choose(
     return tried, refused
 
 
-def _refusal(option: Option, mode: str, device: str, facts: dict[str, Any]) -> str:
+def _refusal(option: TorchOption, mode: str, device: str, facts: dict[str, Any]) -> str:
     if mode not in option.modes:
         return f"of no use in {mode}"
     if device not in option.devices:
@@ -157,7 +157,7 @@ def _refusal(option: Option, mode: str, device: str, facts: dict[str, Any]) -> s
     return "" if missing is True else str(missing)
 
 
-def added(setting: frozenset[str], option: Option) -> frozenset[str]:
+def added(setting: frozenset[str], option: TorchOption) -> frozenset[str]:
     """The setting with an option; alternatives to it go."""
     rivals = {o.id for o in OPTIONS.values() if option.group and o.group == option.group}
     return (setting - rivals) | {option.id}

@@ -31,7 +31,7 @@ MARK_S = 1.0
 """Most seconds until a new marker is held: who clears markers away may be looking at it."""
 
 
-class Notes(list[str]):
+class RunWarnings(list[str]):
     """What makes a run's figures doubtful.
 
     Args:
@@ -59,7 +59,7 @@ def noted(run: Run, notes: Sequence[str]) -> Run:
 
 
 @contextmanager
-def claim(target: Target, tell: Callable[[str], None], count: int = 1) -> Iterator[Notes]:
+def claim(target: Target, tell: Callable[[str], None], count: int = 1) -> Iterator[RunWarnings]:
     """Hold the device's lock for a run; gives what makes its figures doubtful, told as warnings too.
 
     A run that comes later is noted by `look`, which is called once more at the end: a caller takes the notes into the run file
@@ -74,7 +74,7 @@ def claim(target: Target, tell: Callable[[str], None], count: int = 1) -> Iterat
         warning = next((place.warning for place in places if place.warning), "")
         several = target.device == "cuda" and count > 1
         busy = gpus_at_work(count) if several else others_at_work(target)
-        notes = Notes(
+        notes = RunWarnings(
             [note for note in (warning, busy) if note],
             lambda: "" if warning else next(filter(None, (place.came() for place in places)), ""),
             tell,

@@ -136,7 +136,7 @@ class ScaleRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ScalingJob:
     """One start of torchrun.
 
     Attributes:
@@ -179,15 +179,15 @@ class Job:
         )
 
 
-def jobs(request: ScaleRequest) -> Iterator[Job]:
+def jobs(request: ScaleRequest) -> Iterator[ScalingJob]:
     """All jobs, the fewest processes first, the providers of one number next to each other."""
     for scaling in request.scalings:
         for count in sorted(request.gpus):
             for provider in request.providers:
-                yield Job(request, provider, count, scaling)
+                yield ScalingJob(request, provider, count, scaling)
 
 
-def result_row(job: Job, result: Mapping[str, Any]) -> Row:
+def result_row(job: ScalingJob, result: Mapping[str, Any]) -> Row:
     """The row of what the first process wrote."""
     rounds: Mapping[str, Sequence[float]] = result["rounds"]
     step = rounds_figure("step_ms", rounds["step"])

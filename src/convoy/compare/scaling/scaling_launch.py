@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from convoy.compare.runs.rows import Row
-from convoy.compare.scaling.scaling_jobs import Job, result_row
+from convoy.compare.scaling.scaling_jobs import ScalingJob, result_row
 
 WORKER: Final = "convoy.compare.scaling.scaling_worker"
 
@@ -39,7 +39,7 @@ _LAST_WORDS: Final = re.compile(
 """What C++ and Python say when they abort."""
 
 
-def command(job: Job, folder: Path) -> list[str]:
+def command(job: ScalingJob, folder: Path) -> list[str]:
     """The argument list that starts a job.
 
     Args:
@@ -59,7 +59,7 @@ def command(job: Job, folder: Path) -> list[str]:
     return [*words, "-m", WORKER, str(folder)]
 
 
-def run(job: Job, make: Callable[[Job, Path], Sequence[str]] = command) -> Row | None:
+def run(job: ScalingJob, make: Callable[[ScalingJob, Path], Sequence[str]] = command) -> Row | None:
     """Run a job to its end.
 
     Args:
@@ -94,7 +94,7 @@ def run(job: Job, make: Callable[[Job, Path], Sequence[str]] = command) -> Row |
         return _conclude(job, folder, code, said)
 
 
-def _port_in_use(job: Job) -> str:
+def _port_in_use(job: ScalingJob) -> str:
     """A line where the first host's port is taken: torchrun would wait there for whoever has it."""
     request = job.request
     if request.nodes == 1 or request.node_rank > 0:
@@ -133,7 +133,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _conclude(job: Job, folder: Path, code: int, said: IO[bytes]) -> Row | None:
+def _conclude(job: ScalingJob, folder: Path, code: int, said: IO[bytes]) -> Row | None:
     """The row of what was written, or of what went wrong."""
     result = _read(folder / "result.json")
     if code == 0 and result is not None:

@@ -24,7 +24,7 @@ from convoy.compare.scaling.scaling_clocks import (
     wait,
 )
 from convoy.compare.scaling.scaling_jobs import MOST_REPEATS, NOISY, relative_spread
-from convoy.compare.scaling.scaling_providers import PROVIDERS, Setup, Stage
+from convoy.compare.scaling.scaling_providers import PROVIDERS, Stage, TrainingSetup
 
 
 def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
     request = job["request"]
     stage("building the model")
     set_flags(device.type)
-    setup = Setup.of(request, int(job["batch"]), device)
+    setup = TrainingSetup.of(request, int(job["batch"]), device)
     stage(f"preparing {job['provider']}")
     trained = PROVIDERS[job["provider"]](setup, request, stage)
     stage("warming up")

@@ -35,7 +35,7 @@ AUXILIARY: Final = 0.3
 
 
 @dataclass(slots=True)
-class Trained:
+class ProviderSteps:
     """What a provider offers.
 
     Attributes:
@@ -63,7 +63,7 @@ def loss_of(output: Any, target: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class Setup:
+class TrainingSetup:
     """The net and a batch, on the device and on the host."""
 
     model: nn.Module
@@ -74,7 +74,7 @@ class Setup:
     amp: torch.dtype | None
 
     @staticmethod
-    def of(request: Mapping[str, Any], batch: int, device: torch.device) -> Setup:
+    def of(request: Mapping[str, Any], batch: int, device: torch.device) -> TrainingSetup:
         """What a request trains, made on a device."""
         name = request["model"]
         model = load_model(name, trust=request["trust"]).to(device).to(memory_format=torch.channels_last)
@@ -90,7 +90,7 @@ class Setup:
         classes = (logits if isinstance(logits, torch.Tensor) else logits[0]).shape[-1]
         target = torch.arange(batch, device=device) % classes
         amp = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(request["dtype"])
-        return Setup(model.train(), x, target, host, device, amp)
+        return TrainingSetup(model.train(), x, target, host, device, amp)
 
     @property
     def gradient_bytes(self) -> int:
@@ -111,7 +111,7 @@ class Setup:
         self.x.copy_(self.host_x, non_blocking=True)
 
 
-def _ddp(setup: Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
+def _ddp(setup: TrainingSetup, request: Mapping[str, Any], stage: Stage) -> ProviderSteps:
     del request, stage
     devices = [setup.device] if setup.device.type == "cuda" else None
     # Statistics of batch norms stay each process's own, as in Convoy's step: sending them is no part of the gradients' way.
@@ -143,10 +143,12 @@ def _ddp(setup: Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
     words = ["channels_last", "gradient_as_bucket_view", "buffers not broadcast"]
     words += ["cudnn.benchmark", "TF32", "fused SGD"] if setup.device.type == "cuda" else []
     words += [f"autocast {str(setup.amp).rpartition('.')[2]}"] if setup.amp else []
-    return Trained({"step": step, "compute": alone, "input": fed}, ", ".join(words), peak_bytes(step, setup.device))
+    return ProviderSteps(
+        {"step": step, "compute": alone, "input": fed}, ", ".join(words), peak_bytes(step, setup.device)
+    )
 
 
-def _convoy(setup: Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
+def _convoy(setup: TrainingSetup, request: Mapping[str, Any], stage: Stage) -> ProviderSteps:
     """Convoy's step in the process group, and the same plan without it."""
     import convoy
 
@@ -181,10 +183,10 @@ def _convoy(setup: Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
 
     setting = f"channels_last, training_step, effort {request['effort']}"
     setting += f", {BASELINE_KEPT}" if together.plan.baseline else ""
-    return Trained({**steps, "input": fed}, setting, most, notes)
+    return ProviderSteps({**steps, "input": fed}, setting, most, notes)
 
 
-PROVIDERS: Final[dict[str, Callable[[Setup, Mapping[str, Any], Stage], Trained]]] = {
+PROVIDERS: Final[dict[str, Callable[[TrainingSetup, Mapping[str, Any], Stage], ProviderSteps]]] = {
     "torch.ddp": _ddp,
     "convoy": _convoy,
 }

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from convoy.compare.runs.rows import Figure, Row
-from convoy.compare.study.learn_criteria import Check, Known, check, known_layers, learn
-from convoy.compare.study.study_sweep import Point
+from convoy.compare.study.learn_criteria import CriteriaCheck, MeasuredLayer, check, known_layers, learn
+from convoy.compare.study.study_sweep import SweepPoint
 from convoy.compare.study.study_winners import TIME
 from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.manifest import BASELINE, load_engine
@@ -57,7 +57,7 @@ def algorithm_of(engine: str, extra: tuple[str, ...] = (), knobs: Knobs | None =
 
 
 @dataclass(slots=True)
-class Study:
+class AlgorithmStudy:
     """A study on its way.
 
     Attributes:
@@ -85,7 +85,7 @@ class Study:
     predicted: int = 0
     _layers: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
 
-    def rows(self, points: Sequence[Point], report: Report | None = None) -> list[Row]:
+    def rows(self, points: Sequence[SweepPoint], report: Report | None = None) -> list[Row]:
         """Measure some points together and say what each algorithm takes there; a failure is a row too."""
         problems = [problem for point in points for problem in point.problems()]
         found = search(
@@ -112,7 +112,7 @@ class Study:
         known = f"{self.measured} candidates measured, {self.from_database} from the database"
         return known + (f", {self.predicted} of {self.problems} problems predicted" if self.predicted else "")
 
-    def _point(self, point: Point, found: SearchResult) -> list[Row]:
+    def _point(self, point: SweepPoint, found: SearchResult) -> list[Row]:
         by_algorithm: dict[str, list[tuple[str, Measurement]]] = {}
         refused: dict[str, dict[str, str]] = {}
         extra = self.settings.engines
@@ -129,7 +129,7 @@ class Study:
         rows += [_refused(point, name, why) for name, why in refused.items() if name not in by_algorithm]
         return sorted(rows, key=_by_time)
 
-    def _best(self, point: Point, algorithm: str, rows: Sequence[tuple[str, Measurement]]) -> Row:
+    def _best(self, point: SweepPoint, algorithm: str, rows: Sequence[tuple[str, Measurement]]) -> Row:
         good = sorted((item for item in rows if item[1].ok), key=lambda item: item[1].median_us)
         if not good:
             _, row = rows[0]
@@ -168,7 +168,7 @@ class Study:
             return None
         return learn(rows, self.target, protocol=protocol, commit=commit)
 
-    def check(self, learned_on: Sequence[Point], checked_on: Sequence[Point]) -> Check | str:
+    def check(self, learned_on: Sequence[SweepPoint], checked_on: Sequence[SweepPoint]) -> CriteriaCheck | str:
         """Criteria from some points alone, on other points; where one or the other is too little, a line that says so."""
         if not checked_on or not learned_on:
             return "to check them takes swept layers to learn from (--sweep) and others to check them on (--layers)"
@@ -179,21 +179,21 @@ class Study:
         protocol = protocol_for(self.settings.effort, self.target.device).id
         swept = {problem.key for point in learned_on for problem in point.problems()}
         unseen = [row for point in checked_on for row in self._of(point) if row.problem not in swept]
-        layers: list[Known] = [layer for layer in known_layers(unseen) if layer.is_choice()]
+        layers: list[MeasuredLayer] = [layer for layer in known_layers(unseen) if layer.is_choice()]
         if not layers:
             return "no listed layer to check them on: none was measured with two engines that was not swept too"
         return check(learn(rows, self.target, protocol=protocol), layers, BASELINE)
 
-    def _of(self, point: Point) -> list[Measurement]:
+    def _of(self, point: SweepPoint) -> list[Measurement]:
         return [row for problem in point.problems() for row in self._layers.get(problem.key, ())]
 
 
-def _refused(point: Point, algorithm: str, why: Mapping[str, str]) -> Row:
+def _refused(point: SweepPoint, algorithm: str, why: Mapping[str, str]) -> Row:
     reasons = "; ".join(f"{who}: {reason}" for who, reason in why.items())
     return _row(point, algorithm, status="unsupported", reason=reasons)
 
 
-def _row(point: Point, algorithm: str, **values: Any) -> Row:
+def _row(point: SweepPoint, algorithm: str, **values: Any) -> Row:
     problem = point.problem
     return Row(
         subject=point.subject,

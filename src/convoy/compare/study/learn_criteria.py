@@ -57,7 +57,7 @@ Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class MeasuredLayer:
     """A layer that was measured.
 
     Attributes:
@@ -78,7 +78,7 @@ class Known:
         return len(self.best_us) > 1
 
 
-def known_layers(rows: Iterable[Measurement]) -> list[Known]:
+def known_layers(rows: Iterable[Measurement]) -> list[MeasuredLayer]:
     """Convolutions and linear layers with the best time of each engine; failures and single runs are left out."""
     best: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
@@ -87,14 +87,14 @@ def known_layers(rows: Iterable[Measurement]) -> list[Known]:
         if row.ok and row.samples >= MIN_SAMPLES and row.problem.startswith(("conv:", "linear:")):
             engine = row.config.engine
             best[row.problem][engine] = min(row.median_us, best[row.problem].get(engine, math.inf))
-    found: list[Known] = []
+    found: list[MeasuredLayer] = []
     for key, times in sorted(best.items()):
         try:
             problem = parse_problem(key, "")
         except InputError:  # of another version of Convoy: it teaches nothing here
             continue
         if isinstance(problem, (ConvProblem, LinearProblem)) and kind_name(problem):
-            found.append(Known(problem, times))
+            found.append(MeasuredLayer(problem, times))
     return found
 
 
@@ -227,7 +227,7 @@ def _leaf(behind: Matrix, engines: Sequence[str]) -> TreeLeaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CriteriaCheck:
     """How often a way to choose comes near the best measured engine.
 
     Attributes:
@@ -243,13 +243,13 @@ class Check:
     mean: float
 
     @staticmethod
-    def of(fractions: Sequence[float]) -> Check:
+    def of(fractions: Sequence[float]) -> CriteriaCheck:
         """From each layer's best time over the time of what was chosen."""
         count = len(fractions)
         if not count:
-            return Check(0, 0.0, 0.0, 0.0)
+            return CriteriaCheck(0, 0.0, 0.0, 0.0)
         near = [sum(f >= 1 / (1 + share) for f in fractions) / count for share in (0.05, 0.10)]
-        return Check(count, near[0], near[1], math.exp(sum(map(math.log, fractions)) / count))
+        return CriteriaCheck(count, near[0], near[1], math.exp(sum(map(math.log, fractions)) / count))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -285,7 +285,7 @@ def sizes_of(problem: LayerProblem) -> str:
     return "conv " + " ".join(map(str, sizes))
 
 
-def check(criteria: Criteria, layers: Iterable[Known], baseline: str) -> Check:
+def check(criteria: Criteria, layers: Iterable[MeasuredLayer], baseline: str) -> CriteriaCheck:
     """The engine that the criteria put first, of those that were measured, against the best; the baseline where they abstain."""
     fractions: list[float] = []
     for layer in layers:
@@ -293,4 +293,4 @@ def check(criteria: Criteria, layers: Iterable[Known], baseline: str) -> Check:
         chosen = next(iter(ranked), baseline)
         if chosen in layer.best_us:
             fractions.append(layer.least_us / layer.best_us[chosen])
-    return Check.of(fractions)
+    return CriteriaCheck.of(fractions)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from convoy.compare.study.learn_criteria import Check
+from convoy.compare.study.learn_criteria import CriteriaCheck
 from convoy.report.sheet import Cell, Section, Table
 from convoy.tune.criteria import Criteria, rules
 
@@ -21,7 +21,7 @@ DEEPEST: Final = 64
 _LEAF: Final = re.compile(r"(.*) \[(\d+) layers\]")
 
 
-def to_dict(found: Criteria | None, checked: Check | str = "") -> dict[str, Any]:
+def to_dict(found: Criteria | None, checked: CriteriaCheck | str = "") -> dict[str, Any]:
     """Plain data for the manifest.
 
     Args:
@@ -30,7 +30,7 @@ def to_dict(found: Criteria | None, checked: Check | str = "") -> dict[str, Any]
     """
     if found is None:
         return {"layers": 0, "rules": [], "check": None, "note": UNLEARNED}
-    measured = isinstance(checked, Check)
+    measured = isinstance(checked, CriteriaCheck)
     return {
         "layers": found.problems,
         "rules": rules(found),
@@ -43,7 +43,7 @@ def check_line(data: Mapping[str, Any]) -> str:
     """How good they are, or why that is not known."""
     if data["check"] is None:
         return f"criteria: {data['note']}"
-    return f"criteria from the swept layers alone, on the listed ones that were not swept: {Check(**data['check'])}"
+    return f"criteria from the swept layers alone, on the listed ones that were not swept: {CriteriaCheck(**data['check'])}"
 
 
 def section(manifest: Mapping[str, Any]) -> list[Section]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from convoy.compare.runs.rows import Row
 from convoy.compare.study.algorithm_study import best_by_point
-from convoy.compare.study.study_winners import TIME, Curve, curves, in_words
+from convoy.compare.study.study_winners import TIME, SweepCurve, curves, in_words
 from convoy.report.curves import Series, curves_chart
 from convoy.report.sheet import Cell, Part, Table
 
@@ -149,7 +149,7 @@ def charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
     return found
 
 
-def _series(curve: Curve, metric: str) -> list[Series]:
+def _series(curve: SweepCurve, metric: str) -> list[Series]:
     found: list[Series] = []
     for name, values in curve.times(metric).items():
         points = tuple((x, y) for x, y in zip(curve.values, values, strict=True) if y is not None)

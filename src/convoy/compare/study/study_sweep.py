@@ -46,7 +46,7 @@ MOST_LAYERS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """One layer of a study.
 
     Attributes:
@@ -65,7 +65,7 @@ class Point:
         return tuple(form.with_layout(layout) for form in forms for layout in LAYOUTS)
 
 
-def sweep_points(names: Sequence[str], base: ConvProblem, device: str) -> list[Point]:
+def sweep_points(names: Sequence[str], base: ConvProblem, device: str) -> list[SweepPoint]:
     """The points of some sweeps; what a point cannot be (a filter larger than the image) is left out.
 
     Args:
@@ -79,12 +79,12 @@ def sweep_points(names: Sequence[str], base: ConvProblem, device: str) -> list[P
     for name in names:
         if name not in SWEEPS or list(names).count(name) > 1:
             raise InputError("--sweep", name, "each of these at most once: " + ", ".join(SWEEPS))
-    points: list[Point] = []
+    points: list[SweepPoint] = []
     for name in names:
         values = CPU_BATCHES if name == "batch" and device == "cpu" else SWEEPS[name]
         for value in values:
             try:
-                points.append(Point(f"sweep:{name}", {name: value}, swept(base, name, value)))
+                points.append(SweepPoint(f"sweep:{name}", {name: value}, swept(base, name, value)))
             except InputError:
                 continue
     return points
@@ -131,7 +131,7 @@ def parse_base(text: str, base: ConvProblem = BASE) -> ConvProblem:
     return replace(base, **changes)
 
 
-def read_layers(path: Path, like: ConvProblem = BASE) -> list[Point]:
+def read_layers(path: Path, like: ConvProblem = BASE) -> list[SweepPoint]:
     """The layers of a CSV file with the columns of ConvProblem, as those of bench/layers; `count` and others are left alone.
 
     Args:
@@ -150,7 +150,7 @@ def read_layers(path: Path, like: ConvProblem = BASE) -> list[Point]:
             if missing:
                 raise InputError("--layers", str(path), "a CSV file with the columns " + ", ".join(COLUMNS))
             points = [
-                Point(f"{path.stem}:{number}", {}, _layer(line, like, f"{path}:{number}"))
+                SweepPoint(f"{path.stem}:{number}", {}, _layer(line, like, f"{path}:{number}"))
                 for number, line in enumerate(reader, start=2)
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -22,7 +22,7 @@ Question = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class WinnerRange:
     """Neighbouring points of a curve that one algorithm wins.
 
     Attributes:
@@ -41,7 +41,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class SweepCurve:
     """The rows of one sweep, in one direction and dtype.
 
     Attributes:
@@ -73,7 +73,7 @@ def _figure(row: Row | None, metric: str) -> float | None:
     return figure.p50 if figure is not None else None
 
 
-def curves(rows: Sequence[Row]) -> list[Curve]:
+def curves(rows: Sequence[Row]) -> list[SweepCurve]:
     """The sweeps among a study's rows."""
     found: dict[tuple[str, str, str, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -82,7 +82,7 @@ def curves(rows: Sequence[Row]) -> list[Curve]:
     return [_curve(axis, direction, dtype, own) for (axis, direction, dtype, _), own in found.items()]
 
 
-def _curve(axis: str, direction: str, dtype: str, rows: Sequence[Row]) -> Curve:
+def _curve(axis: str, direction: str, dtype: str, rows: Sequence[Row]) -> SweepCurve:
     at = {(row.provider, float(row.axes[axis])): row for row in rows}
     values = tuple(sorted({value for _, value in at}))
     names = list(dict.fromkeys(row.provider for row in rows))
@@ -90,12 +90,12 @@ def _curve(axis: str, direction: str, dtype: str, rows: Sequence[Row]) -> Curve:
         raise InputError(
             "run", f"{len(names)} algorithms at {len(values)} sizes", f"at most {MOST_POINTS} points a curve"
         )
-    return Curve(axis, direction, dtype, values, {n: tuple(at.get((n, v)) for v in values) for n in names})
+    return SweepCurve(axis, direction, dtype, values, {n: tuple(at.get((n, v)) for v in values) for n in names})
 
 
-def stretches(curve: Curve) -> list[Stretch]:
+def stretches(curve: SweepCurve) -> list[WinnerRange]:
     """Who wins where; a winner that is within `TIE` of the one before does not end its stretch."""
-    found: list[Stretch] = []
+    found: list[WinnerRange] = []
     every = curve.times()
     for index, value in enumerate(curve.values):
         times = {name: time for name, own in every.items() if (time := own[index]) is not None}
@@ -108,14 +108,14 @@ def stretches(curve: Curve) -> list[Stretch]:
             winner = before
         others = [name for name in ranked if name != winner]
         lead = times[others[0]] / times[winner] if others else 1.0
-        stretch = Stretch(winner, value, value, lead, others[0] if others else "")
+        stretch = WinnerRange(winner, value, value, lead, others[0] if others else "")
         if winner == before:
-            stretch = Stretch(winner, found.pop().first, value, lead, stretch.second)
+            stretch = WinnerRange(winner, found.pop().first, value, lead, stretch.second)
         found.append(stretch)
     return found
 
 
-def in_words(curve: Curve) -> str:
+def in_words(curve: SweepCurve) -> str:
     """One line: who wins up to where, and by how much at the end of each stretch."""
     parts: list[str] = []
     found = stretches(curve)

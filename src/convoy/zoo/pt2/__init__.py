@@ -15,6 +15,6 @@ new archive in memory; torch reads that and never the file.
     load.py           the parts together
 """
 
-from convoy.zoo.pt2.load import Program, read_program
+from convoy.zoo.pt2.load import Pt2Program, read_program
 
-__all__ = ["Program", "read_program"]
+__all__ = ["Pt2Program", "read_program"]

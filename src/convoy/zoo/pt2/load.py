@@ -27,7 +27,7 @@ _ENTRIES: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class Pt2Program:
     """A program that torch can load, in which nothing is code.
 
     Attributes:
@@ -41,7 +41,7 @@ class Program:
     sizes: DynamicSizes
 
 
-def read_program(data: bytes) -> Program:
+def read_program(data: bytes) -> Pt2Program:
     """Check the bytes of a .pt2 file.
 
     Raises:
@@ -64,7 +64,7 @@ def read_program(data: bytes) -> Program:
     }
     for folder in ("weights", "constants"):
         entries |= read_payloads(archive, folder)
-    return Program(write_archive(entries), example, sizes)
+    return Pt2Program(write_archive(entries), example, sizes)
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:

@@ -1,7 +1,7 @@
 """The program of a .pt2 file: each field by a rule, and dynamic shapes replaced by those of the example.
 
 Names become attributes and Python source when torch makes a module of a program; they are identifiers here and nothing else.
-Guards, which are Python source in the file, are kept from torch: `Guard` reads those that are arithmetic of sizes. Where one
+Guards, which are Python source in the file, are kept from torch: `SizeGuard` reads those that are arithmetic of sizes. Where one
 is anything else, the program takes the example's sizes alone.
 """
 
@@ -38,7 +38,7 @@ _SIZE: Final = re.compile(r"L\['([A-Za-z_]\w{0,500})'\]\.size\(\)\[(\d{1,2})\]",
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class SizeGuard:
     """A condition on the sizes of inputs.
 
     Attributes:
@@ -52,11 +52,11 @@ class Guard:
     sizes: tuple[tuple[str, int], ...]
 
     @staticmethod
-    def of(text: str) -> Guard:
+    def of(text: str) -> SizeGuard:
         """Parse one."""
         sizes = tuple(dict.fromkeys((name, int(dim)) for name, dim in _SIZE.findall(text)))
         places = {size: f"s{index}" for index, size in enumerate(sizes)}
-        return Guard(text, _SIZE.sub(lambda found: places[found[1], int(found[2])], text), sizes)
+        return SizeGuard(text, _SIZE.sub(lambda found: places[found[1], int(found[2])], text), sizes)
 
     def holds(self, given: Mapping[tuple[str, int], int]) -> bool:
         """Whether it holds for these sizes; raises RefusedError where it is no condition on them."""
@@ -77,7 +77,7 @@ class DynamicSizes:
 
     inputs: Mapping[str, tuple[int | str, ...]]
     ranges: Mapping[str, tuple[int | None, int | None]]
-    guards: tuple[Guard, ...]
+    guards: tuple[SizeGuard, ...]
     keywords: tuple[str, ...]
 
 
@@ -116,7 +116,7 @@ def _dynamic(value: dict[str, Any], program: dict[str, Any]) -> DynamicSizes:
     }
     tree = json.loads(program["graph_module"]["module_call_graph"][0]["signature"]["in_spec"])[1]
     keywords = json.loads(tree["children_spec"][1]["context"]) or []
-    guards = tuple(map(Guard.of, value.get("guards_code") or ()))
+    guards = tuple(map(SizeGuard.of, value.get("guards_code") or ()))
     given = {(name, dim): size for name, sizes in example.items() for dim, size in enumerate(sizes)}
     try:
         whole = all(guard.holds(given) for guard in guards)

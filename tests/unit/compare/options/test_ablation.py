@@ -13,8 +13,8 @@ from convoy.compare.child_session import ChildFailedError
 from convoy.compare.limits import Limits
 from convoy.compare.options.ablation import search_options
 from convoy.compare.options.option_advice import advice, gains
-from convoy.compare.options.option_search import Search
-from convoy.compare.options.setting_bench import DEFAULTS, Bench, Setting
+from convoy.compare.options.option_search import OptionSearch
+from convoy.compare.options.setting_bench import DEFAULTS, Setting, SettingBench
 from convoy.compare.options.torch_options import OPTIONS, added, choose, words_of
 from convoy.compare.runs.rows import Figure
 from convoy.compare.runs.run_page import sheet_of
@@ -59,8 +59,8 @@ class Machine:
         return Figure.once("latency_ms", "ms", self.cost(setting) + 50 / (workers or 0.5))
 
 
-def searched(machine: Machine, path: Path, words: str = "all", run: Run | None = None) -> Search:
-    search = Search(run or Run("options", {}), path, machine, words, lambda *_: None)  # type: ignore[arg-type]
+def searched(machine: Machine, path: Path, words: str = "all", run: Run | None = None) -> OptionSearch:
+    search = OptionSearch(run or Run("options", {}), path, machine, words, lambda *_: None)  # type: ignore[arg-type]
     search.search()
     return search
 
@@ -173,12 +173,12 @@ def test_defaults_that_fail_are_a_row_and_the_next_case_is_tried(
         def ask(self, message: dict[str, Any], name: str) -> Any:
             raise ChildFailedError("timeout", "build: took longer than 2 s")
 
-    def start(_bench: Bench, role: str) -> Child:
+    def start(_bench: SettingBench, role: str) -> Child:
         children.append(Failing(role))
         return children[-1]
 
     said: list[str] = []
-    monkeypatch.setattr(Bench, "_start", start)
+    monkeypatch.setattr(SettingBench, "_start", start)
     cases = [Case("net", batch=1), Case("net", batch=2)]
     path, limits = tmp_path / "run.json", Limits()
     run = search_options(
@@ -204,7 +204,7 @@ def test_defaults_that_only_the_time_ended_are_no_row(tmp_path: Path) -> None:
         def time(self, *settings: Setting) -> list[Figure]:
             raise ChildFailedError("timeout", "the limit")
 
-    search = Search(Run("options", {}), tmp_path / "r.json", Late(interacting), "all", lambda *_: None, 0.0)  # type: ignore[arg-type]
+    search = OptionSearch(Run("options", {}), tmp_path / "r.json", Late(interacting), "all", lambda *_: None, 0.0)  # type: ignore[arg-type]
     search.search()
     assert search.run.rows == ()
     assert search.left == ["defaults"]
@@ -257,7 +257,7 @@ def test_compilers_come_last_and_only_those_that_may_win_are_tried_step_by_step(
 def test_what_there_was_no_time_for_is_named_and_the_next_run_goes_on(tmp_path: Path) -> None:
     whole = searched(Machine(interacting), tmp_path / "whole.json")
     path = tmp_path / "run.json"
-    late = Search(Run("options", {}), path, Machine(interacting), "all", lambda *_: None, 0.0)  # type: ignore[arg-type]
+    late = OptionSearch(Run("options", {}), path, Machine(interacting), "all", lambda *_: None, 0.0)  # type: ignore[arg-type]
     late.search()
     assert "compile alone" in late.left
     assert not late.done
@@ -271,7 +271,7 @@ def test_what_there_was_no_time_for_is_named_and_the_next_run_goes_on(tmp_path: 
 def test_a_build_that_only_the_time_ended_is_no_row_and_a_best_setting_that_fails_is_one(tmp_path: Path) -> None:
     clock = iter([0.0] + [10.0] * 1000)
     slow = Machine(interacting, faults={"bf16": "timeout"})
-    late = Search(Run("options", {}), tmp_path / "a.json", slow, "bf16", lambda *_: None, 5.0)  # type: ignore[arg-type]
+    late = OptionSearch(Run("options", {}), tmp_path / "a.json", slow, "bf16", lambda *_: None, 5.0)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("convoy.compare.options.option_search.time.monotonic", lambda: next(clock))
         late.search()
@@ -279,7 +279,7 @@ def test_a_build_that_only_the_time_ended_is_no_row_and_a_best_setting_that_fail
     assert late.left
     assert slow.deadline == float("inf")
     broken = Machine(interacting)
-    search = Search(Run("options", {}), tmp_path / "b.json", broken, "compile", lambda *_: None)  # type: ignore[arg-type]
+    search = OptionSearch(Run("options", {}), tmp_path / "b.json", broken, "compile", lambda *_: None)  # type: ignore[arg-type]
     conclude = search._conclude
 
     def fail(candidates: Any) -> None:
@@ -320,7 +320,7 @@ def test_settings_in_which_cudnn_searches_have_a_process_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children: list[Child] = []
-    bench = Bench(Case("net"), tmp_path, Limits(rounds=5))
+    bench = SettingBench(Case("net"), tmp_path, Limits(rounds=5))
     (tmp_path / "facts.json").write_text("{}")
 
     def start(role: str) -> Child:

@@ -15,11 +15,11 @@ from convoy.compare import rounding_limits
 from convoy.compare.case import Case
 from convoy.compare.case_inputs import make, read
 from convoy.compare.child import WrongResultError
-from convoy.compare.frameworks.base import Material
+from convoy.compare.frameworks.base import CaseInputs
 from convoy.compare.frameworks.torch_model import load_net
 from convoy.compare.options import option_trial
-from convoy.compare.options.data_loader import Pictures
-from convoy.compare.options.option_trial import Variant, facts, rounds
+from convoy.compare.options.data_loader import StoredImages
+from convoy.compare.options.option_trial import ModelVariant, facts, rounds
 from convoy.compare.options.torch_options import OPTIONS
 
 PLANTED = Path(__file__).parents[1] / "planted_frameworks.py"
@@ -39,8 +39,8 @@ def switches() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def materials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Material]:
-    found: dict[str, Material] = {}
+def materials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseInputs]:
+    found: dict[str, CaseInputs] = {}
     for mode in ("inference", "training"):
         folder = tmp_path_factory.mktemp(mode)
         make(case(mode), folder)
@@ -60,15 +60,17 @@ def materials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Material]:
         ("training", ("-bias_gradient",)),
     ],
 )
-def test_a_setting_gives_the_right_numbers(materials: dict[str, Material], mode: str, options: tuple[str, ...]) -> None:
-    variant = Variant(case(mode), materials[mode], frozenset(options), {})
+def test_a_setting_gives_the_right_numbers(
+    materials: dict[str, CaseInputs], mode: str, options: tuple[str, ...]
+) -> None:
+    variant = ModelVariant(case(mode), materials[mode], frozenset(options), {})
     prepared = variant.prepare()
     assert prepared["error"] < 1e-5
     assert prepared["call_s"] > 0
 
 
-def test_half_types_are_checked_more_loosely_and_wrong_ones_are_seen(materials: dict[str, Material]) -> None:
-    variant = Variant(case("inference"), materials["inference"], frozenset({"autocast_bf16"}), {})
+def test_half_types_are_checked_more_loosely_and_wrong_ones_are_seen(materials: dict[str, CaseInputs]) -> None:
+    variant = ModelVariant(case("inference"), materials["inference"], frozenset({"autocast_bf16"}), {})
     assert 1e-6 < variant.prepare()["error"] < 0.1
     variant._check = lambda: {"out0": materials["inference"].exact()["out0"] * 1.2}
     with pytest.raises(WrongResultError, match="off"):
@@ -76,7 +78,7 @@ def test_half_types_are_checked_more_loosely_and_wrong_ones_are_seen(materials: 
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
-def test_a_net_that_rounding_hardly_moves_is_held_to_the_least(materials: dict[str, Material], mode: str) -> None:
+def test_a_net_that_rounding_hardly_moves_is_held_to_the_least(materials: dict[str, CaseInputs], mode: str) -> None:
     effects = rounding_limits._effects(case(mode), materials[mode], "bf16")
     assert all(0 < effect < 0.05 for effect in effects.values())
     assert rounding_limits.half_limits(case(mode), materials[mode], "bf16") == {
@@ -88,7 +90,7 @@ def test_a_net_that_rounding_hardly_moves_is_held_to_the_least(materials: dict[s
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_one_rounding_explains_an_error_that_stock_pytorch_need_not_have(
-    materials: dict[str, Material], mode: str
+    materials: dict[str, CaseInputs], mode: str
 ) -> None:
     exact = materials[mode].exact()
     net = load_net(case(mode), materials[mode], keep_memory=False)
@@ -121,14 +123,14 @@ def test_a_step_may_be_as_far_off_as_rounding_explains(tmp_path: Path, monkeypat
     ],
 )
 def test_what_rounding_moves_is_allowed_to_half_types(
-    materials: dict[str, Material],
+    materials: dict[str, CaseInputs],
     monkeypatch: pytest.MonkeyPatch,
     effects: dict[str, float],
     limits: dict[str, float],
 ) -> None:
     asked: list[str] = []
 
-    def measured(case: Case, material: Material, dtype: str) -> dict[str, float]:
+    def measured(case: Case, material: CaseInputs, dtype: str) -> dict[str, float]:
         asked.append(dtype)
         return effects
 
@@ -136,15 +138,17 @@ def test_what_rounding_moves_is_allowed_to_half_types(
     mode = "inference" if "out" in effects else "training"
     kept: dict[str, dict[str, float]] = {}
     for _ in range(2):
-        variant = Variant(case(mode), materials[mode], frozenset({"autocast_bf16"}), kept)
+        variant = ModelVariant(case(mode), materials[mode], frozenset({"autocast_bf16"}), kept)
         variant.prepare()
     assert asked == ["bf16"]
     assert kept == {"bf16": pytest.approx(limits)}
 
 
-def test_settings_are_timed_in_turn_and_switches_are_theirs_alone(materials: dict[str, Material]) -> None:
+def test_settings_are_timed_in_turn_and_switches_are_theirs_alone(materials: dict[str, CaseInputs]) -> None:
     seen: list[tuple[str, bool]] = []
-    variants = [Variant(case("inference"), materials["inference"], frozenset(o), {}) for o in ((), ("inference_mode",))]
+    variants = [
+        ModelVariant(case("inference"), materials["inference"], frozenset(o), {}) for o in ((), ("inference_mode",))
+    ]
     for name, variant in zip("ab", variants, strict=True):
         inner = variant._run
 
@@ -160,11 +164,11 @@ def test_settings_are_timed_in_turn_and_switches_are_theirs_alone(materials: dic
     assert order.index("a") < order.index("b") < order.rindex("a")
 
 
-def test_a_step_fed_by_a_loader(materials: dict[str, Material], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_fed_by_a_loader(materials: dict[str, CaseInputs], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("convoy.compare.options.data_loader.LOADED_S", 0.05)
-    variant = Variant(case("training"), materials["training"], frozenset(), {})
+    variant = ModelVariant(case("training"), materials["training"], frozenset(), {})
     assert all(ms > 0 for ms in variant.fed_by(0))
-    picture, label = Pictures(10, 16)[3]
+    picture, label = StoredImages(10, 16)[3]
     assert picture.shape == (3, 16, 16)
     assert picture.dtype == torch.float32
     assert int(label) in (0, 1)

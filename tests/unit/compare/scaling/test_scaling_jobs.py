@@ -21,7 +21,7 @@ from convoy.cli.commands import app
 from convoy.compare import Figure, read
 from convoy.compare.scaling import scaling_launch, scaling_measure, scaling_worker
 from convoy.compare.scaling.scaling_clocks import collective_ms, union_us
-from convoy.compare.scaling.scaling_jobs import Job, ScaleRequest, jobs, result_row, with_efficiency
+from convoy.compare.scaling.scaling_jobs import ScaleRequest, ScalingJob, jobs, result_row, with_efficiency
 from convoy.compare.scaling.scaling_launch import command, explain, run
 from convoy.compare.scaling.scaling_lines import (
     HEADS,
@@ -39,7 +39,7 @@ from convoy.compare.scaling.scaling_providers import loss_of
 from convoy.errors import InputError
 
 REQUEST = ScaleRequest(model="resnet50", gpus=(1, 2, 4), batch=8, device="cuda", timeout_s=20.0)
-JOB = Job(REQUEST, "torch.ddp", 2, "weak")
+JOB = ScalingJob(REQUEST, "torch.ddp", 2, "weak")
 
 NET = """
 from torch import nn
@@ -204,7 +204,7 @@ def test_settings_and_notes_say_of_which_rows_they_are() -> None:
 
 def test_efficiency_is_against_the_fewest_gpus_of_the_same_line() -> None:
     def row(count, step_s, provider="torch.ddp", scaling="weak"):
-        return result_row(Job(REQUEST, provider, count, scaling), result(step_s))
+        return result_row(ScalingJob(REQUEST, provider, count, scaling), result(step_s))
 
     rows = [row(4, 0.0125), row(1, 0.010), row(2, 0.010), row(2, 0.02, "convoy"), row(4, 0.02, "convoy"),
             row(1, 0.008, scaling="strong"), row(4, 0.004, scaling="strong"),
@@ -428,7 +428,7 @@ def test_one_process_measures_every_part_and_leaves_the_parameters(alone: Path, 
         round_s=0.001,
     )
     stages: list[str] = []
-    job = Job(request, "torch.ddp", 1, "weak")
+    job = ScalingJob(request, "torch.ddp", 1, "weak")
     found = measure(job.to_dict(), torch.device("cpu"), stages.append)
     assert {name: len(own) for name, own in found["rounds"].items()} == {"step": 3, "compute": 3, "input": 3}
     assert found["values"]["gradient_bytes"] == 4 * (3 * 4 * 9 + 4 + 4 + 4 + 4 * 5 + 5)
@@ -462,7 +462,7 @@ def test_a_step_that_stayed_pytorchs_own_says_so(alone: Path, monkeypatch) -> No
     request = replace(
         REQUEST, model=f"{alone / 'net.py'}:net", trust=True, batch=2, size=8, device="cpu", rounds=3, round_s=0.001
     )
-    job = Job(request, "convoy", 1, "weak")
+    job = ScalingJob(request, "convoy", 1, "weak")
     found = measure(job.to_dict(), torch.device("cpu"), lambda _: None)
     assert found["setting"].endswith("effort quick, baseline kept")
     assert found["notes"] == ["so the plan is the baseline", "could not be captured"]
@@ -499,9 +499,9 @@ def test_a_process_ends_without_taking_itself_apart(monkeypatch, tmp_path: Path,
 
 def scaled(monkeypatch, tmp_path: Path, *words: str, row=lambda job: result_row(job, result(0.01))):
     """`convoy scale` in a folder, with rows from here; the jobs that were started, and what it said."""
-    started: list[Job] = []
+    started: list[ScalingJob] = []
 
-    def start(job: Job):
+    def start(job: ScalingJob):
         started.append(job)
         return row(job)
 
@@ -535,7 +535,7 @@ def test_every_host_starts_every_job_although_the_first_has_a_file(monkeypatch, 
 
 
 def test_one_host_goes_on_from_its_default_file_and_says_what_was_kept(monkeypatch, tmp_path: Path) -> None:
-    def row(job: Job):
+    def row(job: ScalingJob):
         note = {"convoy": ("not faster: the plan is the baseline",)}.get(job.provider, ())
         kept = ", baseline kept" if note else ""
         return replace(result_row(job, result(0.01, gradient_bytes=1e6)), setting=f"words{kept}", notes=note)

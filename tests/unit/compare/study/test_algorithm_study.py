@@ -12,8 +12,8 @@ from convoy.cli.study_session import StudySession
 from convoy.compare import Figure, Row, Run, read, write
 from convoy.compare.runs.runfile import from_dict, to_dict
 from convoy.compare.study import study_energy
-from convoy.compare.study.algorithm_study import LEAST_LAYERS, Study, algorithm_of
-from convoy.compare.study.learn_criteria import Check
+from convoy.compare.study.algorithm_study import LEAST_LAYERS, AlgorithmStudy, algorithm_of
+from convoy.compare.study.learn_criteria import CriteriaCheck
 from convoy.compare.study.study_criteria import check_line, leaf_rows
 from convoy.compare.study.study_energy import launch_joules
 from convoy.compare.study.study_lines import (
@@ -266,7 +266,7 @@ def study_of(measurements, engines=("aten", "gemm", "winograd2")):
     database = Database.memory()
     database.put(measurements(target), targets=[target])
     runner = Knowing(target)
-    return Study(target, Settings(effort="quick"), database, runner, engines), runner
+    return AlgorithmStudy(target, Settings(effort="quick"), database, runner, engines), runner
 
 
 def test_an_algorithm_is_the_fastest_of_its_engines_knobs_and_formats() -> None:
@@ -298,11 +298,11 @@ def test_a_second_run_takes_everything_from_the_database(tmp_path: Path) -> None
     points = sweep_points(["kernel"], TINY, "cpu")[:2]
     settings = Settings(effort="quick", only_engines=("gemm",))
     with Database.open(tmp_path / "perf.db") as database:
-        first = Study(target, settings, database, InProcessRunner(target), ("aten", "gemm"))
+        first = AlgorithmStudy(target, settings, database, InProcessRunner(target), ("aten", "gemm"))
         before = first.rows(points)
         assert first.measured > 0
         replay = ReplayRunner([])
-        second = Study(target, settings, database, replay, ("aten", "gemm"))
+        second = AlgorithmStudy(target, settings, database, replay, ("aten", "gemm"))
         assert second.rows(points) == before
         assert (second.measured, second.from_database, replay.asked) == (0, first.measured, [])
 
@@ -326,7 +326,7 @@ def test_criteria_are_learned_from_the_database_and_checked_on_layers_not_swept(
     assert criteria is not None
     assert criteria.ranking(replace(BASE, k=200), criteria.engines)[0] == "winograd2"
     checked = study.check(swept_points, listed)
-    assert isinstance(checked, Check)
+    assert isinstance(checked, CriteriaCheck)
     assert checked.layers == 2 * len(SWEEPS["filters"])
     assert checked.within_5 == 1.0
     assert "none was measured with two engines that was not swept too" in str(study.check(swept_points, swept_points))

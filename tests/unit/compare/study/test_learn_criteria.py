@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from convoy.compare.study.learn_criteria import Check, check, known_layers, learn, round_between, sizes_of
+from convoy.compare.study.learn_criteria import CriteriaCheck, check, known_layers, learn, round_between, sizes_of
 from convoy.errors import InputError
 from convoy.perfdb import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LinearProblem
@@ -42,7 +42,7 @@ def test_a_planted_law_is_found_and_holds_on_layers_that_were_not_swept() -> Non
     assert criteria.problems == len(SWEPT)
     unseen = [conv(c, k, side, r) for c in (48, 100) for k in (24, 96, 200) for side in (9, 28) for r in (1, 3)]
     times = [row(p, engine, t) for p in unseen for engine, t in law(p).items()]
-    assert check(criteria, known_layers(times), "aten") == Check(len(unseen), 1.0, 1.0, 1.0)
+    assert check(criteria, known_layers(times), "aten") == CriteriaCheck(len(unseen), 1.0, 1.0, 1.0)
 
 
 def test_a_wrong_law_shows_in_the_check() -> None:
@@ -97,10 +97,10 @@ def test_thresholds_are_what_a_person_would_write(low, high, expected) -> None:
 
 
 def test_shares_within_a_limit() -> None:
-    found = Check.of([1.0, 1 / 1.049, 1 / 1.051, 1 / 1.099, 1 / 1.2])
+    found = CriteriaCheck.of([1.0, 1 / 1.049, 1 / 1.051, 1 / 1.099, 1 / 1.2])
     assert (found.within_5, found.within_10) == (pytest.approx(0.4), pytest.approx(0.8))
     assert found.mean == pytest.approx((1.049 * 1.051 * 1.099 * 1.2) ** -0.2)
-    assert Check.of([]) == Check(0, 0.0, 0.0, 0.0)
+    assert CriteriaCheck.of([]) == CriteriaCheck(0, 0.0, 0.0, 0.0)
 
 
 def test_a_layer_left_out_takes_its_twins_along() -> None:

@@ -44,11 +44,11 @@ class TiledKernelEngine(Engine, Generic[TileConfigT]):
         """Configurations worth trying on a GPU of `units` multiprocessors, by rising estimated time."""
 
     @abstractmethod
-    def estimate_tile_us(self, problem: ConvProblem, form: TileConfigT, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, config: TileConfigT, units: int, /) -> float:
         """The cost model's estimate for one configuration, in microseconds."""
 
     @abstractmethod
-    def build_tile(self, problem: ConvProblem, form: TileConfigT, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, config: TileConfigT, target: Target, /) -> Executable:
         """Compile one configuration; needs no GPU."""
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:

@@ -80,13 +80,13 @@ class BlockSparseTile:
     @classmethod
     def of(cls, knobs: Knobs) -> BlockSparseTile:
         """Inverse of `knobs`; raises InputError for knobs that name no valid configuration."""
-        form = cls(**{name: knobs.integer(name) for name in cls.__slots__})
-        right = form.rows in (64, 128) and form.consumers in REGISTERS
-        if not right or not 0 < form.pixels <= 256 or form.pixels % 16 or not 3 <= form.stages <= MOST_STAGES:
+        config = cls(**{name: knobs.integer(name) for name in cls.__slots__})
+        right = config.rows in (64, 128) and config.consumers in REGISTERS
+        if not right or not 0 < config.pixels <= 256 or config.pixels % 16 or not 3 <= config.stages <= MOST_STAGES:
             raise InputError(
                 "knobs", str(knobs), "rows of 64 or 128, pixels up to 256, 1 or 2 consumers, 3 to 8 stages"
             )
-        return form
+        return config
 
     @property
     def filters(self) -> int:
@@ -136,27 +136,27 @@ class BlockSparseTile:
         return sizes
 
 
-def estimate_us(problem: ConvProblem, form: BlockSparseTile, units: int) -> float:
+def estimate_us(problem: ConvProblem, config: BlockSparseTile, units: int) -> float:
     """Estimated microseconds: a multiprocessor's products, loads, or gathers with stores, or the memory's bytes."""
     assert problem.mask is not None
-    work = form.units(problem)
+    work = config.units(problem)
     active = min(work, units)
-    products = form.filters / 64 * 4 * max(form.pixels / 2, form.pixels / 4 + 16) / _CLOCK_GHZ
-    loads = (form.filters + form.pixels) * _ROW_BYTES / min(_LOAD_BYTES_NS_PER_SM, _LOAD_BYTES_NS / active)
-    gathers = (form.pixels / 16 * _GATHER_CLOCKS + _STEP_CLOCKS) / _CLOCK_GHZ
+    products = config.filters / 64 * 4 * max(config.pixels / 2, config.pixels / 4 + 16) / _CLOCK_GHZ
+    loads = (config.filters + config.pixels) * _ROW_BYTES / min(_LOAD_BYTES_NS_PER_SM, _LOAD_BYTES_NS / active)
+    gathers = (config.pixels / 16 * _GATHER_CLOCKS + _STEP_CLOCKS) / _CLOCK_GHZ
     step = max(products, loads, gathers)
-    store = form.filters * form.pixels * 2 / _STORE_BYTES_NS_PER_SM
-    found = lengths(problem.mask, form.filters)
-    total = (sum(found) * step + len(found) * store) * form.tiles(problem)[0]
+    store = config.filters * config.pixels * 2 / _STORE_BYTES_NS_PER_SM
+    found = lengths(problem.mask, config.filters)
+    total = (sum(found) * step + len(found) * store) * config.tiles(problem)[0]
     busy = max(total / active, found[0] * step + store, -(-work // active) * store)
     memory = problem.bytes_min / _MEMORY_BYTES_NS
     return (max(busy, memory) + 0.1 * min(busy, memory) + _START_NS) / 1000
 
 
-def forms(problem: ConvProblem, units: int, limit: int = 16) -> list[BlockSparseTile]:
+def tile_configs(problem: ConvProblem, units: int, limit: int = 16) -> list[BlockSparseTile]:
     """Tile configurations worth trying, by rising estimated time."""
-    found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem))]
-    return [form for _, _, form in sorted(found, key=lambda entry: entry[:2])][:limit]
+    found = [(estimate_us(problem, config, units), index, config) for index, config in enumerate(_candidates(problem))]
+    return [config for _, _, config in sorted(found, key=lambda entry: entry[:2])][:limit]
 
 
 def _candidates(problem: ConvProblem) -> Iterator[BlockSparseTile]:
@@ -177,14 +177,14 @@ def _candidates(problem: ConvProblem) -> Iterator[BlockSparseTile]:
 class BlocksExecutable(Executable):
     """One tile configuration for one problem."""
 
-    def __init__(self, problem: ConvProblem, form: BlockSparseTile, target: Target) -> None:
+    def __init__(self, problem: ConvProblem, config: BlockSparseTile, target: Target) -> None:
         assert problem.mask is not None
-        self.problem, self.form, self.units = problem, form, target.units
-        text = swapped_source("blocks", form.macros(problem), problem.x_dtype)
+        self.problem, self.config, self.units = problem, config, target.units
+        text = swapped_source("blocks", config.macros(problem), problem.x_dtype)
         cubin, self.log = compile_cubin(BlockSparseEngine.id, text, target)
-        self.function = Function(BlockSparseEngine.id, cubin, "blocks", form.shared_bytes)
+        self.function = Function(BlockSparseEngine.id, cubin, "blocks", config.shared_bytes)
         self._mask = as_tensor(positions(problem.mask))
-        self.lists = Lists(problem, form.filters)
+        self.lists = Lists(problem, config.filters)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Weights in the order of the lists, the lists, the bias as it is."""
@@ -200,15 +200,15 @@ class BlocksExecutable(Executable):
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch."""
         del workspace
-        problem, form = self.problem, self.form
+        problem, config = self.problem, self.config
         x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
         weight, tiles, pieces, *bias = buffers.constants
         arguments = [
             pointer(x), pointer(tiles), pointer(pieces), pointer(weight), pointer(y), pointer(residual),
-            pointer(bias[0] if problem.epilogue.bias else None), structure("Sizes", form.sizes(problem, pitch_of(y))),
+            pointer(bias[0] if problem.epilogue.bias else None), structure("Sizes", config.sizes(problem, pitch_of(y))),
         ]  # fmt: skip
-        blocks = min(form.units(problem), self.units)
-        self.function.launch(x.device.index or 0, blocks, 128 * (form.consumers + 1), arguments, dependent=True)
+        blocks = min(config.units(problem), self.units)
+        self.function.launch(x.device.index or 0, blocks, 128 * (config.consumers + 1), arguments, dependent=True)
 
 
 class BlockSparseEngine(TiledKernelEngine[BlockSparseTile]):
@@ -239,15 +239,15 @@ class BlockSparseEngine(TiledKernelEngine[BlockSparseTile]):
 
     def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[BlockSparseTile]:
         """See the function of this name."""
-        return forms(problem, units)
+        return tile_configs(problem, units)
 
-    def estimate_tile_us(self, problem: ConvProblem, form: BlockSparseTile, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, config: BlockSparseTile, units: int) -> float:
         """See `estimate_us` above."""
-        return estimate_us(problem, form, units)
+        return estimate_us(problem, config, units)
 
-    def build_tile(self, problem: ConvProblem, form: BlockSparseTile, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, config: BlockSparseTile, target: Target) -> Executable:
         """Compile one tile configuration; needs no GPU."""
-        return BlocksExecutable(problem, form, target)
+        return BlocksExecutable(problem, config, target)
 
 
 ENGINE = BlockSparseEngine()

@@ -115,27 +115,27 @@ def _nonzeros(mask: WeightMask) -> int:
     return int(_counts(mask).sum())
 
 
-def most_entries(problem: ConvProblem, form: DirectTile) -> int:
+def most_entries(problem: ConvProblem, config: DirectTile) -> int:
     """Entries of the longest list, at most: every filter's last four may be filled up."""
     assert problem.mask is not None
-    geometry = DirectGeometry(problem, form)
+    geometry = DirectGeometry(problem, config)
     counts = np.add.reduceat(_counts(problem.mask), np.arange(0, geometry.group_channels, geometry.channels), axis=1)
     grouped = counts.reshape(problem.groups, geometry.group_filters, -1)
-    blocks = np.add.reduceat(grouped, np.arange(0, geometry.group_filters, form.filters), axis=1)
-    return int(blocks.max(initial=0)) + (FOUR - 1) * form.filters
+    blocks = np.add.reduceat(grouped, np.arange(0, geometry.group_filters, config.filters), axis=1)
+    return int(blocks.max(initial=0)) + (FOUR - 1) * config.filters
 
 
 @lru_cache(maxsize=256)
-def forms(problem: ConvProblem, target: Target) -> tuple[DirectTile, ...]:
+def tile_configs(problem: ConvProblem, target: Target) -> tuple[DirectTile, ...]:
     """Tile configurations to try, by rising estimated time: of each number of positions and slices the best that fits."""
     all_ = dict.fromkeys([*_all(problem, target), *_smallest(problem, target)])
     firsts: dict[tuple[int, int], DirectTile] = {}
-    for form in sorted(all_, key=lambda form: estimate_us(problem, form, target)):
-        key = (form.vectors, form.slices)
+    for config in sorted(all_, key=lambda config: estimate_us(problem, config, target)):
+        key = (config.vectors, config.slices)
         if key in firsts:
             continue
-        if _finds_room(problem, form, target):
-            firsts[key] = form
+        if _finds_room(problem, config, target):
+            firsts[key] = config
         if len(firsts) == MOST_FORMS:
             break
     return tuple(firsts.values())
@@ -143,11 +143,11 @@ def forms(problem: ConvProblem, target: Target) -> tuple[DirectTile, ...]:
 
 def fits(problem: ConvProblem, target: Target) -> bool:
     """Whether some tile configuration fits the device: the smallest ones do, or none."""
-    return any(_finds_room(problem, form, target) for form in _smallest(problem, target))
+    return any(_finds_room(problem, config, target) for config in _smallest(problem, target))
 
 
-def _finds_room(problem: ConvProblem, form: DirectTile, target: Target) -> bool:
-    return DirectGeometry(problem, form).room(most_entries(problem, form)) <= block_bytes(target)
+def _finds_room(problem: ConvProblem, config: DirectTile, target: Target) -> bool:
+    return DirectGeometry(problem, config).room(most_entries(problem, config)) <= block_bytes(target)
 
 
 def _slices(problem: ConvProblem, target: Target) -> list[int]:
@@ -176,34 +176,36 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[DirectTile]:
         if (each > 1 and threads < ENOUGH_THREADS) or (parts > 1 and threads > ENOUGH_THREADS):
             continue
         for vectors in shapes:
-            form = DirectTile(vectors, filters, slices, parts, each)
-            if slices * parts > 1 and form.outputs > MOST_OUTPUTS:
+            config = DirectTile(vectors, filters, slices, parts, each)
+            if slices * parts > 1 and config.outputs > MOST_OUTPUTS:
                 continue
             if (LEAST_REGISTERS + POSITION_REGISTERS * vectors) * threads <= REGISTERS:
-                yield form
+                yield config
 
 
-def estimate_us(problem: ConvProblem, form: DirectTile, target: Target) -> float:
+def estimate_us(problem: ConvProblem, config: DirectTile, target: Target) -> float:
     """Estimated microseconds of a tile configuration."""
     assert problem.mask is not None
-    geometry = DirectGeometry(problem, form)
-    nonzeros = _nonzeros(problem.mask) / (problem.groups * geometry.blocks * form.slices)
-    entries = nonzeros + min((FOUR - 1) / 2 * form.filters, (FOUR - 1) * nonzeros)
-    shared = entries * (WORD_CLOCKS * form.vectors + ENTRY_CLOCKS)
-    fours = entries / FOUR / (form.threads // LANES)
-    alone = fours * FOUR_CLOCKS + form.each * FILTER_CLOCKS
+    geometry = DirectGeometry(problem, config)
+    nonzeros = _nonzeros(problem.mask) / (problem.groups * geometry.blocks * config.slices)
+    entries = nonzeros + min((FOUR - 1) / 2 * config.filters, (FOUR - 1) * nonzeros)
+    shared = entries * (WORD_CLOCKS * config.vectors + ENTRY_CLOCKS)
+    fours = entries / FOUR / (config.threads // LANES)
+    alone = fours * FOUR_CLOCKS + config.each * FILTER_CLOCKS
     block = max(shared + EXPOSED * alone, alone)
     copy = COPY_CLOCKS[geometry.copy]
     if geometry.copy == ONE_BY_ONE and problem.stride_w > 1:
         copy *= STRIDED
     block += 4 * geometry.channels * geometry.phases * geometry.span * copy + ENTRY_BYTES * entries * LIST_CLOCKS
-    if form.slices > 1:
-        block += CLUSTER_CLOCKS + geometry.sums_bytes * (form.slices - 1) / form.slices * SEND_CLOCKS
-    elif form.parts > 1:
+    if config.slices > 1:
+        block += CLUSTER_CLOCKS + geometry.sums_bytes * (config.slices - 1) / config.slices * SEND_CLOCKS
+    elif config.parts > 1:
         block += PARTS_CLOCKS
     written = DTYPE_BYTES[problem.y_dtype] * problem.y_spec.elements / geometry.grid
     block += written * (OUTPUT_CLOCKS + (RESIDUAL_CLOCKS if problem.epilogue.residual else 0.0))
-    rounds = -(-geometry.grid // (form.slices * clusters(form.slices, target)))  # blocks of the busiest multiprocessor
+    rounds = -(
+        -geometry.grid // (config.slices * clusters(config.slices, target))
+    )  # blocks of the busiest multiprocessor
     return (START_CLOCKS + rounds * block + (rounds - 1) * BLOCK_CLOCKS) / CLOCKS_US
 
 

@@ -41,19 +41,19 @@ def entries_of(mask: NDArray[np.bool_], geometry: DirectGeometry) -> Entries:
         mask: booleans [k, c / groups, r, s].
         geometry: problem and tile configuration.
     """
-    problem, form = geometry.problem, geometry.form
+    problem, config = geometry.problem, geometry.config
     k, c, r, s = np.nonzero(mask)
     group, within = np.divmod(k, geometry.group_filters)
-    block, filter_ = np.divmod(within, form.filters)
+    block, filter_ = np.divmod(within, config.filters)
     slice_, cell = np.divmod(c, geometry.channels)
     phases, offsets = _taps(geometry)
     offset = (cell * geometry.phases + phases[r, s]) * geometry.span + offsets[r, s]
-    lists = problem.groups * geometry.blocks * form.slices
-    run = ((group * geometry.blocks + block) * form.slices + slice_) * form.filters + filter_
+    lists = problem.groups * geometry.blocks * config.slices
+    run = ((group * geometry.blocks + block) * config.slices + slice_) * config.filters + filter_
     order = np.lexsort((offset, run))
     run, offset = run[order], offset[order]
 
-    counts = np.bincount(run, minlength=lists * form.filters).reshape(lists, -1)
+    counts = np.bincount(run, minlength=lists * config.filters).reshape(lists, -1)
     fours = -(-counts // FOUR)
     ends = np.cumsum(fours, axis=1)
     sizes = geometry.head // _UNIT + ends[:, -1] * (FOUR * ENTRY_BYTES // 16)

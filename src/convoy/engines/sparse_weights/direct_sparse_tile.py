@@ -88,7 +88,7 @@ class DirectTile:
         )
 
 
-def form_of(knobs: Knobs) -> DirectTile:
+def tile_config_of(knobs: Knobs) -> DirectTile:
     """The inverse of `DirectTile.knobs`."""
     return DirectTile(*(knobs.integer(name) for name in ("vectors", "filters", "slices", "parts", "each")))
 
@@ -111,26 +111,26 @@ class DirectGeometry:
 
     Args:
         problem: a convolution that the engine supports, with or without its mask, which is not used here.
-        form: the tile configuration.
+        config: the tile configuration.
     """
 
-    def __init__(self, problem: ConvProblem, form: DirectTile) -> None:
-        self.problem, self.form = problem, form
+    def __init__(self, problem: ConvProblem, config: DirectTile) -> None:
+        self.problem, self.config = problem, config
         self.group_channels, self.group_filters = problem.c // problem.groups, problem.k // problem.groups
-        self.channels = -(-self.group_channels // form.slices)
-        self.blocks = -(-self.group_filters // form.filters)
+        self.channels = -(-self.group_channels // config.slices)
+        self.blocks = -(-self.group_filters // config.filters)
         self.rows, self.columns = starts_of_phases(problem)
         self.phases = len(self.rows) * len(self.columns)
 
     @cached_property
     def layout(self) -> PlaneLayout:
         """Of the whole batch, with every tap."""
-        return _layout(self.problem, self.form.tile)
+        return _layout(self.problem, self.config.tile)
 
     @property
     def tiles(self) -> int:
         """Tiles of positions."""
-        return self.layout.positions // self.form.tile
+        return self.layout.positions // self.config.tile
 
     @cached_property
     def copy(self) -> int:
@@ -160,20 +160,20 @@ class DirectGeometry:
     @property
     def floats(self) -> int:
         """Floats of a block's input; if it lies as in memory, also the floats that a last tile's idle lanes read."""
-        floats = self.channels * self.phases * self.span + (self.form.tile if self.copy == FLAT else 0)
+        floats = self.channels * self.phases * self.span + (self.config.tile if self.copy == FLAT else 0)
         return -(-floats // FOUR) * FOUR
 
     @property
     def along(self) -> int:
         """Threads that go along a plane as it is copied: a part of the block's."""
-        warps = self.form.threads // LANES
+        warps = self.config.threads // LANES
         ways = [LANES * count for count in range(1, warps + 1) if not warps % count]
         return next((way for way in ways if -(-self.span // way) <= MOST_ROUNDS), ways[-1])
 
     @property
     def on_their_way(self) -> int:
         """Floats that a thread asks for before it stores them, where they are copied one by one."""
-        return max(1, min(MOST_ON_THEIR_WAY, ON_THEIR_WAY // self.form.threads))
+        return max(1, min(MOST_ON_THEIR_WAY, ON_THEIR_WAY // self.config.threads))
 
     @property
     def zeros_bytes(self) -> int:
@@ -183,28 +183,28 @@ class DirectGeometry:
     @property
     def received_bytes(self) -> int:
         """Offset of the sums that come from other warps and blocks, after their barrier."""
-        return self.zeros_bytes + self.form.tile * 4 + BARRIER_BYTES
+        return self.zeros_bytes + self.config.tile * 4 + BARRIER_BYTES
 
     @property
     def list_bytes(self) -> int:
         """Where a block's entries begin."""
-        return self.received_bytes + (self.sums_bytes if self.form.slices * self.form.parts > 1 else 0)
+        return self.received_bytes + (self.sums_bytes if self.config.slices * self.config.parts > 1 else 0)
 
     @property
     def sums_bytes(self) -> int:
         """Sums of a block's warps, where they are added to those of others."""
-        form = self.form
-        return form.filters * form.parts * LANES * form.width * 4
+        config = self.config
+        return config.filters * config.parts * LANES * config.width * 4
 
     @property
     def head(self) -> int:
         """Words before the entries: where each filter's begin, and the end, up to whole fours."""
-        return -(-(self.form.filters + 1) // FOUR) * FOUR
+        return -(-(self.config.filters + 1) // FOUR) * FOUR
 
     @property
     def grid(self) -> int:
         """Blocks of a launch."""
-        return self.form.slices * self.tiles * self.blocks * self.problem.groups
+        return self.config.slices * self.tiles * self.blocks * self.problem.groups
 
     def room(self, entries: int) -> int:
         """Shared memory of a block with so many entries, padding included; four more are loaded and not used."""
@@ -224,11 +224,11 @@ class DirectGeometry:
 
     def macros(self) -> dict[str, int]:
         """The macros of direct.cu."""
-        problem, form, layout = self.problem, self.form, self.layout
+        problem, config, layout = self.problem, self.config, self.layout
         epilogue = problem.epilogue
         return {
-            "HALF": int(problem.x_dtype == "fp16"), "VECTORS": form.vectors, "FILTERS": form.filters, "SLICES": form.slices,
-            "PARTS": form.parts, "EACH": form.each, "CHANNELS": self.channels, "BLOCKS": self.blocks,
+            "HALF": int(problem.x_dtype == "fp16"), "VECTORS": config.vectors, "FILTERS": config.filters, "SLICES": config.slices,
+            "PARTS": config.parts, "EACH": config.each, "CHANNELS": self.channels, "BLOCKS": self.blocks,
             "GROUP_CHANNELS": self.group_channels, "GROUP_FILTERS": self.group_filters, "TILES": self.tiles,
             "N": problem.n, "C": problem.c, "H": problem.h, "W": problem.w, "K": problem.k, "P": problem.p, "Q": problem.q,
             "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w, "PAD_H": problem.pad_h, "PAD_W": problem.pad_w,
@@ -238,7 +238,7 @@ class DirectGeometry:
             "COLUMNS_OF_PHASES": int.from_bytes(bytes(self.columns), "little"),
             "COPY": self.copy, "ALONG": self.along,
             "ON_THEIR_WAY": self.on_their_way,
-            "WIDTH": form.width, "PIECE": min(form.width, FOUR),
+            "WIDTH": config.width, "PIECE": min(config.width, FOUR),
             "ZEROS_B": self.zeros_bytes, "BARRIER_B": self.received_bytes - BARRIER_BYTES, "RECEIVED_B": self.received_bytes,
             "LIST_B": self.list_bytes, "HEAD": self.head,
             "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),

@@ -101,7 +101,7 @@ def block_bytes(target: Target) -> int:
     return SHARED_BYTES.get(target.capability, 99 << 10)
 
 
-def template(problem: ConvProblem, form: GeneratedTile) -> PlaneLayout:
+def template(problem: ConvProblem, config: GeneratedTile) -> PlaneLayout:
     """The input layout of a tile configuration: one block with the whole batch.
 
     Copies of four floats are possible if that takes no more tiles.
@@ -110,10 +110,10 @@ def template(problem: ConvProblem, form: GeneratedTile) -> PlaneLayout:
     taps, channels = _reads(problem.mask, problem.groups)
 
     def laid(align: int, slack: int) -> PlaneLayout:
-        whole = {"tile": form.tile, "images": problem.n, "rows": problem.p}
+        whole = {"tile": config.tile, "images": problem.n, "rows": problem.p}
         return lay_out(problem, taps, channels, **whole, align=align, slack=slack)
 
-    plain = laid(form.vectors, 0)
+    plain = laid(config.vectors, 0)
     if problem.x_dtype != "fp32" or problem.stride_w != 1 or problem.w % FOUR:
         return plain
     fours = laid(FOUR, FOUR - 1)

@@ -97,23 +97,23 @@ def _words(used: NDArray[np.bool_], vectors: int) -> int:
 
 
 @lru_cache(maxsize=2048)
-def estimate_us(problem: ConvProblem, form: GeneratedTile, target: Target) -> float:
+def estimate_us(problem: ConvProblem, config: GeneratedTile, target: Target) -> float:
     """Estimated microseconds of a tile configuration."""
     assert problem.mask is not None
-    counts = counts_of(problem.mask, form.filters)
-    layout = template(problem, form)
-    blocks = layout.positions // form.tile * counts.groups
+    counts = counts_of(problem.mask, config.filters)
+    layout = template(problem, config)
+    blocks = layout.positions // config.tile * counts.groups
     rounds = -(-blocks // target.units)  # blocks of the busiest multiprocessor
-    resident = min(_resident(form, target), rounds)
-    steps = -(-max(counts.planes, 1) // form.channels)
-    words = counts.words[VECTORS.index(form.vectors)]
-    own = counts.values * (form.vectors + 0.25) + words
+    resident = min(_resident(config, target), rounds)
+    steps = -(-max(counts.planes, 1) // config.channels)
+    words = counts.words[VECTORS.index(config.vectors)]
+    own = counts.values * (config.vectors + 0.25) + words
     copied = layout.span * counts.planes * max(len(layout.phases), 1)
-    common = COMMON_INSTRUCTIONS + form.filters * form.vectors * (1 if form.splits > 1 else 2.5)
+    common = COMMON_INSTRUCTIONS + config.filters * config.vectors * (1 if config.splits > 1 else 2.5)
     # Every warp runs its split's part of the multiply-adds, and the common code.
-    issue = rounds * form.threads / 128 * (own / form.splits + common) * ISSUE
+    issue = rounds * config.threads / 128 * (own / config.splits + common) * ISSUE
     # Shared memory gives a warp's word of one float in a clock, of two in two, of four in four; four values in two.
-    shared = rounds * form.threads / 32 / form.splits * (words * form.vectors + counts.values * 0.5)
+    shared = rounds * config.threads / 32 / config.splits * (words * config.vectors + counts.values * 0.5)
     code = (common + own) * INSTRUCTION_BYTES
     fetch = rounds * code * (CODE_CLOCKS if code * counts.groups > CACHED_BYTES else CACHED_CLOCKS)
     inputs = rounds * copied * 4 * INPUT_CLOCKS
@@ -125,7 +125,7 @@ def estimate_us(problem: ConvProblem, form: GeneratedTile, target: Target) -> fl
     return (begun + clocks) / CLOCKS_US
 
 
-def _resident(form: GeneratedTile, target: Target) -> int:
+def _resident(config: GeneratedTile, target: Target) -> int:
     """Blocks of a tile configuration that a multiprocessor holds at once."""
-    by_room = (block_bytes(target) - RESERVED_BYTES) // ((form.room << 10) + RESERVED_BYTES)
-    return max(1, min(by_room, 2048 // form.threads, 65536 // (form.threads * form.registers)))
+    by_room = (block_bytes(target) - RESERVED_BYTES) // ((config.room << 10) + RESERVED_BYTES)
+    return max(1, min(by_room, 2048 // config.threads, 65536 // (config.threads * config.registers)))

@@ -34,38 +34,40 @@ FILTERS: Final = (4, 8, 16, 32, 64)
 SPLITS: Final = (1, 2, 4, 8, 16)
 
 
-def forms(problem: ConvProblem, target: Target) -> list[GeneratedTile]:
+def tile_configs(problem: ConvProblem, target: Target) -> list[GeneratedTile]:
     """Forms to try, best first by the model: of each number of sums the best, and more of the best of all.
 
     As many as `MOST_FORMS`, and fewer the more code they write.
     """
     assert problem.mask is not None
-    found = sorted(_all(problem, target), key=lambda form: estimate_us(problem, form, target))
+    found = sorted(_all(problem, target), key=lambda config: estimate_us(problem, config, target))
     firsts: dict[tuple[int, int], GeneratedTile] = {}
-    for form in found:
-        firsts.setdefault((form.vectors, form.filters), form)
-    near = [form for form in found if found and (form.vectors, form.filters) == (found[0].vectors, found[0].filters)]
+    for config in found:
+        firsts.setdefault((config.vectors, config.filters), config)
+    near = [
+        config for config in found if found and (config.vectors, config.filters) == (found[0].vectors, found[0].filters)
+    ]
     wanted = dict.fromkeys([*firsts.values(), *near])
     chosen: list[GeneratedTile] = []
     fmas = 0
-    for form in sorted(wanted, key=found.index):
-        fmas += problem.mask.nonzeros * form.vectors
+    for config in sorted(wanted, key=found.index):
+        fmas += problem.mask.nonzeros * config.vectors
         if len(chosen) == MOST_FORMS or (len(chosen) >= 2 and fmas > SPACE_FMAS):
             break
-        chosen.append(form)
+        chosen.append(config)
     return chosen
 
 
-def form_of(problem: ConvProblem, knobs: Knobs, target: Target) -> GeneratedTile:
+def tile_config_of(problem: ConvProblem, knobs: Knobs, target: Target) -> GeneratedTile:
     """The tile configuration of the given knobs; raises InputError if it does not fit the problem or the device."""
     numbers = {name: knobs.integer(name) for name in ("lanes", "vectors", "filters", "splits")}
     expected = "settings of the engine's space for this problem and device"
     if min(numbers.values()) < 1 or numbers["vectors"] not in VECTORS:
         raise InputError("knobs", str(knobs), expected)
-    form = _fitted(problem, GeneratedTile(**numbers, channels=1, room=1, resident=1), target)
-    if form is None:
+    config = _fitted(problem, GeneratedTile(**numbers, channels=1, room=1, resident=1), target)
+    if config is None:
         raise InputError("knobs", str(knobs), expected)
-    return form
+    return config
 
 
 def _all(problem: ConvProblem, target: Target) -> Iterator[GeneratedTile]:
@@ -84,27 +86,27 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[GeneratedTile]:
                 for splits in SPLITS:
                     if lanes * splits < 64:
                         continue
-                    form = _fitted(problem, GeneratedTile(lanes, vectors, filters, splits, 1, 1, 1), target)
-                    if form is not None:
-                        yield form
+                    config = _fitted(problem, GeneratedTile(lanes, vectors, filters, splits, 1, 1, 1), target)
+                    if config is not None:
+                        yield config
 
 
-def _fitted(problem: ConvProblem, form: GeneratedTile, target: Target) -> GeneratedTile | None:
+def _fitted(problem: ConvProblem, config: GeneratedTile, target: Target) -> GeneratedTile | None:
     """A tile configuration with its steps: as few as fit shared memory at once, else two of them; None if it does not fit."""
     assert problem.mask is not None
-    counts = counts_of(problem.mask, form.filters)
-    if form.threads > MOST_THREADS or form.is_cramped:
+    counts = counts_of(problem.mask, config.filters)
+    if config.threads > MOST_THREADS or config.is_cramped:
         return None
-    if form.splits > 1 and counts.values < 8 * form.splits:
+    if config.splits > 1 and counts.values < 8 * config.splits:
         return None
-    layout = template(problem, form)
+    layout = template(problem, config)
     phases = max(len(layout.phases), 1)
     most = block_bytes(target) - RESERVED_BYTES
-    if form.splits * form.filters * form.tile * 4 > most:
+    if config.splits * config.filters * config.tile * 4 > most:
         return None
     # Two blocks on a multiprocessor where there are blocks enough, and threads to spare.
-    blocks = layout.positions // form.tile * counts.groups
-    resident = 2 if blocks > target.units and not replace(form, resident=2).is_cramped else 1
+    blocks = layout.positions // config.tile * counts.groups
+    resident = 2 if blocks > target.units and not replace(config, resident=2).is_cramped else 1
     most = most // resident - (resident - 1) * RESERVED_BYTES
     channels = max(len(layout.channels), 1)
     whole = (layout.span * phases + counts.values / channels + 4) * 4
@@ -112,8 +114,8 @@ def _fitted(problem: ConvProblem, form: GeneratedTile, target: Target) -> Genera
     if room < min(channels, 2):
         return None
     # Several steps, so that the first begins early, where each has enough to do for its barrier.
-    steps = max(1, min(MOST_STEPS, int(counts.values * form.vectors / (form.splits * STEP_FMAS))))
+    steps = max(1, min(MOST_STEPS, int(counts.values * config.vectors / (config.splits * STEP_FMAS))))
     wanted = -(-channels // steps)
     if channels > room:
         wanted = min(wanted, max(1, room // 4))
-    return replace(form, channels=wanted, room=most >> 10, resident=resident)
+    return replace(config, channels=wanted, room=most >> 10, resident=resident)

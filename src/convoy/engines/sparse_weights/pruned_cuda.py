@@ -28,7 +28,7 @@ from convoy.engines.sparse_weights.codegen.lower_mask import Cut, positions, wal
 from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout
 from convoy.engines.sparse_weights.generated_tile import GeneratedTile, template
 from convoy.engines.sparse_weights.generated_tile_cost import estimate_us
-from convoy.engines.sparse_weights.generated_tile_space import form_of, forms
+from convoy.engines.sparse_weights.generated_tile_space import tile_config_of, tile_configs
 from convoy.engines.sparse_weights.mask_check import check_zeros
 from convoy.engines.sparse_weights.mask_support_checks import cuda_convolution
 from convoy.errors import LaunchError
@@ -56,25 +56,25 @@ class Written:
     source: CudaSource
 
 
-def write(problem: ConvProblem, form: GeneratedTile, values: Sequence[float] | None = None) -> Written:
+def write(problem: ConvProblem, config: GeneratedTile, values: Sequence[float] | None = None) -> Written:
     """The code of a problem.
 
     Args:
         problem: a convolution that `PrunedCuda` supports.
-        form: the tile configuration.
+        config: the tile configuration.
         values: the weight, flattened, to make immediates of; None: values are data.
     """
     assert problem.mask is not None
-    layout = template(problem, form)
-    cut = Cut(form.filters, form.channels, form.code_bytes, staged=True, splits=form.splits)
-    kernel, places = walk(positions(problem.mask), layout, form.lanes, cut)
+    layout = template(problem, config)
+    cut = Cut(config.filters, config.channels, config.code_bytes, staged=True, splits=config.splits)
+    kernel, places = walk(positions(problem.mask), layout, config.lanes, cut)
     verify(kernel, problem.k)
     epilogue = problem.epilogue
     order: list[int] = places.tolist()
     immediates = None if values is None else [values[place] for place in order]
     source = emit(
         kernel, layout, bias=epilogue.bias, residual=epilogue.residual, activation=_fused(problem),
-        shared_bytes=form.shared_bytes, values=immediates,
+        shared_bytes=config.shared_bytes, values=immediates,
     )  # fmt: skip
     return Written(layout, kernel, places, source)
 
@@ -87,9 +87,9 @@ def _fused(problem: ConvProblem) -> str:
 class PrunedCudaExecutable(Executable):
     """One problem's kernel."""
 
-    def __init__(self, problem: ConvProblem, form: GeneratedTile, target: Target) -> None:
+    def __init__(self, problem: ConvProblem, config: GeneratedTile, target: Target) -> None:
         assert problem.mask is not None
-        written = write(problem, form)
+        written = write(problem, config)
         source = written.source
         self._epilogue = problem.epilogue
         self._following = "none" if _fused(problem) == problem.epilogue.activation else problem.epilogue.activation
@@ -99,10 +99,12 @@ class PrunedCudaExecutable(Executable):
         held = np.append(written.places, last)[packed] if len(packed) else np.full(1, last)
         self._places = as_tensor(held)
         self._aligned = source.aligned
-        self._bytes = form.vectors * ELEMENT[problem.x_dtype][1]
+        self._bytes = config.vectors * ELEMENT[problem.x_dtype][1]
         self._dependent = target.capability >= 90
         self._blocks, self._threads = source.blocks, source.threads
-        cubin = compile_units(PrunedCuda.id, source.head, source.bodies, target, (f"--maxrregcount={form.registers}",))
+        cubin = compile_units(
+            PrunedCuda.id, source.head, source.bodies, target, (f"--maxrregcount={config.registers}",)
+        )
         self._function = Function(PrunedCuda.id, cubin, source.name, source.shared_bytes)
         self.workspace_bytes = 0
 
@@ -167,7 +169,7 @@ class PrunedCuda(Engine):
             return Support.no(absence())
         if nonzeros > UNLINKED_NONZEROS and unlinked():
             return Support.no(f"{unlinked()}, for {nonzeros} non-zero weights")
-        if not forms(problem, target):
+        if not tile_configs(problem, target):
             return Support.no("needs shared memory for two stages of one input channel")
         return Support.yes()
 
@@ -177,17 +179,17 @@ class PrunedCuda(Engine):
         What a model of the kernel thinks fastest, best first; see `cuda_model`.
         """
         assert isinstance(problem, ConvProblem)
-        return [form.knobs for form in forms(problem, target)]
+        return [config.knobs for config in tile_configs(problem, target)]
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """The cost model's estimate."""
         assert isinstance(problem, ConvProblem)
-        return estimate_us(problem, form_of(problem, knobs, target), target)
+        return estimate_us(problem, tile_config_of(problem, knobs, target), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Write the code and compile it; no GPU is needed."""
         assert isinstance(problem, ConvProblem)
-        return PrunedCudaExecutable(problem, form_of(problem, knobs, target), target)
+        return PrunedCudaExecutable(problem, tile_config_of(problem, knobs, target), target)
 
 
 ENGINE = PrunedCuda()

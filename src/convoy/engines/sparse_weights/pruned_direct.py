@@ -21,7 +21,7 @@ from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin,
 from convoy.engines.hopper.nvrtc_source import options, plain_source
 from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
-from convoy.engines.sparse_weights.direct_sparse_cost import estimate_us, fits, forms
+from convoy.engines.sparse_weights.direct_sparse_cost import estimate_us, fits, tile_configs
 from convoy.engines.sparse_weights.direct_sparse_entries import entries_of
 from convoy.engines.sparse_weights.direct_sparse_tile import (
     FLAT,
@@ -30,8 +30,8 @@ from convoy.engines.sparse_weights.direct_sparse_tile import (
     MOST_STRIDE,
     DirectGeometry,
     DirectTile,
-    form_of,
     starts_of_phases,
+    tile_config_of,
 )
 from convoy.engines.sparse_weights.generated_tile import block_bytes
 from convoy.engines.sparse_weights.mask_check import check_zeros
@@ -48,9 +48,9 @@ _ALIGNED: Final = 16
 class DirectConvolution(Executable):
     """One problem's kernel, and its mask's entries."""
 
-    def __init__(self, problem: ConvProblem, form: DirectTile, target: Target) -> None:
+    def __init__(self, problem: ConvProblem, config: DirectTile, target: Target) -> None:
         assert problem.mask is not None
-        self.geometry, self._epilogue = DirectGeometry(problem, form), problem.epilogue
+        self.geometry, self._epilogue = DirectGeometry(problem, config), problem.epilogue
         mask = positions(problem.mask)
         entries = entries_of(mask, self.geometry)
         self._mask = as_tensor(mask)
@@ -78,7 +78,7 @@ class DirectConvolution(Executable):
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One kernel, on the current stream."""
         words, begins, *bias = buffers.constants
-        x, y, form = buffers.args[0], buffers.results[0], self.geometry.form
+        x, y, config = buffers.args[0], buffers.results[0], self.geometry.config
         if self._aligned and x.data_ptr() % _ALIGNED:
             raise LaunchError(f"{PrunedDirect.id}: x lies at {x.data_ptr():#x}, and is read {_ALIGNED} bytes at once")
         arguments = [
@@ -88,9 +88,9 @@ class DirectConvolution(Executable):
         self.function.launch(
             x.device.index or 0,
             self.geometry.grid,
-            form.threads,
+            config.threads,
             arguments,
-            cluster=form.slices,
+            cluster=config.slices,
             dependent=self._dependent,
         )
 
@@ -135,17 +135,17 @@ class PrunedDirect(Engine):
         What a model of the kernel thinks fastest, best first; see `direct_form` and `direct_model`.
         """
         assert isinstance(problem, ConvProblem)
-        return [form.knobs for form in forms(problem, target)]
+        return [config.knobs for config in tile_configs(problem, target)]
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """The cost model's estimate."""
         assert isinstance(problem, ConvProblem)
-        return estimate_us(problem, form_of(knobs), target)
+        return estimate_us(problem, tile_config_of(knobs), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile; no GPU is needed."""
         assert isinstance(problem, ConvProblem)
-        return DirectConvolution(problem, form_of(knobs), target)
+        return DirectConvolution(problem, tile_config_of(knobs), target)
 
 
 ENGINE = PrunedDirect()

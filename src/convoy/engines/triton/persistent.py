@@ -76,23 +76,23 @@ def view_of(problem: ConvProblem) -> ConvView:
     return row_view(problem) if plain else conv_view(problem)
 
 
-def estimate_us(view: ConvView, form: PersistentTile, units: int) -> float:
+def estimate_us(view: ConvView, config: PersistentTile, units: int) -> float:
     """Estimated microseconds: the busiest multiprocessor's products or loads, or the memory's bytes."""
-    tile = form.tile
+    tile = config.tile
     tiles = math.prod(tile.tiles(view))
-    resident = min(form.blocks, tiles)
+    resident = min(config.blocks, tiles)
     rounds = -(-tiles // (units * resident)) * resident
     iteration = 2 * tile.block_k * tile.pixels * tile.block_c
     loads = (tile.block_k + tile.pixels) * tile.block_c * view.bytes_each / _LOAD_BYTES_NS_PER_SM
     step = max(iteration / _FLOPS_NS_PER_SM[view.bytes_each], loads)
     # One block a multiprocessor stores while its next tile loads, but does not multiply then: half of the store is seen.
-    store = tile.block_k * tile.pixels * view.bytes_each / _LOAD_BYTES_NS_PER_SM / (2 * form.blocks)
+    store = tile.block_k * tile.pixels * view.bytes_each / _LOAD_BYTES_NS_PER_SM / (2 * config.blocks)
     busy = rounds * (tile.iterations(view) * step + store)
     moved = view.n * view.h * view.w * view.c + view.pixels * view.k + view.k * view.c * view.r * view.s
     return (max(busy, moved * view.bytes_each / _MEMORY_BYTES_NS) + _START_NS) / 1000
 
 
-def forms(view: ConvView, units: int, residual: bool, limit: int = 24) -> list[PersistentTile]:
+def tile_configs(view: ConvView, units: int, residual: bool, limit: int = 24) -> list[PersistentTile]:
     """Tile configurations worth trying, by rising estimated time."""
     found: list[tuple[float, int, PersistentTile]] = []
     row = view.is_1x1 and view.n == view.p == 1
@@ -102,16 +102,16 @@ def forms(view: ConvView, units: int, residual: bool, limit: int = 24) -> list[P
                 continue
             for box in boxes(view, (64, 128, 256)):
                 for block_c in block_channels(view)[:2]:
-                    for form in _staged(view, TritonTile(block_k, *box, block_c, pdl=True), swapped, residual):
-                        found.append((estimate_us(view, form, units), len(found), form))
+                    for config in _staged(view, TritonTile(block_k, *box, block_c, pdl=True), swapped, residual):
+                        found.append((estimate_us(view, config, units), len(found), config))
     found.sort(key=lambda entry: entry[:2])
     kept: dict[tuple[object, ...], int] = {}
     chosen: list[PersistentTile] = []
-    for _, _, form in found:
-        shape = (form.tile.block_k, form.tile.pixels, form.tile.block_c, form.swapped)
+    for _, _, config in found:
+        shape = (config.tile.block_k, config.tile.pixels, config.tile.block_c, config.swapped)
         if kept.get(shape, 0) < 4 and len(chosen) < limit:
             kept[shape] = kept.get(shape, 0) + 1
-            chosen.append(form)
+            chosen.append(config)
     return chosen
 
 
@@ -132,7 +132,7 @@ def _staged(view: ConvView, tile: TritonTile, swapped: bool, residual: bool) -> 
                     PersistentTile(replace(tile, stages=n, warps=warps), parts, blocks, swapped)
                     for n in (8, 6, 5, 4, 3)
                 )
-                fitting = [form for form in deep if form.shared_bytes(view, residual) <= _SHARED_BYTES // blocks]
+                fitting = [config for config in deep if config.shared_bytes(view, residual) <= _SHARED_BYTES // blocks]
                 found += fitting[:1]
     return found
 
@@ -141,23 +141,23 @@ class PersistentExecutable(TritonSwapABExecutable):
     """One tile configuration for one problem."""
 
     def __init__(
-        self, engine: str, view: ConvView, form: PersistentTile, dtype: str, epilogue: Epilogue, target: Target
+        self, engine: str, view: ConvView, config: PersistentTile, dtype: str, epilogue: Epilogue, target: Target
     ) -> None:
-        self.form = form
-        super().__init__(engine, view, form.tile, dtype, epilogue, target)
-        self.total = math.prod(form.tile.tiles(view))
-        self.grid = max(1, min(self.total, target.units * form.blocks))
+        self.config = config
+        super().__init__(engine, view, config.tile, dtype, epilogue, target)
+        self.total = math.prod(config.tile.tiles(view))
+        self.grid = max(1, min(self.total, target.units * config.blocks))
 
     @property
     def y_box(self) -> list[int]:
         """Block of y's descriptor: one part of the channels."""
         tile = self.tile
-        return [tile.block_n, tile.block_h, tile.block_w, tile.block_k // self.form.parts]
+        return [tile.block_n, tile.block_h, tile.block_w, tile.block_k // self.config.parts]
 
     @property
     def x_box(self) -> list[int]:
         """Block of x's descriptor; two sizes where pixels are the first operand."""
-        return super().x_box if self.form.swapped else [self.tile.pixels, self.tile.block_c]
+        return super().x_box if self.config.swapped else [self.tile.pixels, self.tile.block_c]
 
     def _build(self, engine: str, dtype: str) -> KernelBuild:
         import triton.language as tl
@@ -174,7 +174,7 @@ class PersistentExecutable(TritonSwapABExecutable):
             "S": view.s, "STRIDE_H": view.stride_h if view.strided else 1,
             "STRIDE_W": view.stride_w if view.strided else 1,
             "BLOCK_K": tile.block_k, "BLOCK_N": tile.block_n, "BLOCK_H": tile.block_h, "BLOCK_W": tile.block_w,
-            "BLOCK_C": tile.block_c, "SWAPPED": self.form.swapped, "PARTS": self.form.parts,
+            "BLOCK_C": tile.block_c, "SWAPPED": self.config.swapped, "PARTS": self.config.parts,
             "ACTIVATION": fused.activation, "PRECISION": "tf32",
             "DTYPE": {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[dtype],
             "WAIT": tile.pdl and not interpreting(),
@@ -186,7 +186,7 @@ class PersistentExecutable(TritonSwapABExecutable):
 
     def x_descriptor(self, x: torch.Tensor) -> Any:
         """A matrix of pixels and channels where they are the first operand."""
-        if self.form.swapped:
+        if self.config.swapped:
             return super().x_descriptor(x)
         return descriptor(x, [self.view.pixels, self.view.c], self.x_box)
 
@@ -232,15 +232,15 @@ class PersistentEngine(TiledKernelEngine[PersistentTile]):
 
     def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[PersistentTile]:
         """See the function of this name."""
-        return forms(view_of(problem), units, problem.epilogue.residual)
+        return tile_configs(view_of(problem), units, problem.epilogue.residual)
 
-    def estimate_tile_us(self, problem: ConvProblem, form: PersistentTile, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, config: PersistentTile, units: int) -> float:
         """See `estimate_us` above."""
-        return estimate_us(view_of(problem), form, units)
+        return estimate_us(view_of(problem), config, units)
 
-    def build_tile(self, problem: ConvProblem, form: PersistentTile, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, config: PersistentTile, target: Target) -> Executable:
         """Compile one tile configuration; needs no GPU."""
-        return PersistentExecutable(self.id, view_of(problem), form, problem.x_dtype, problem.epilogue, target)
+        return PersistentExecutable(self.id, view_of(problem), config, problem.x_dtype, problem.epilogue, target)
 
 
 ENGINE = PersistentEngine()

@@ -122,7 +122,7 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(problem):
 
 
 def test_more_zeros_are_expected_to_take_less():
-    few, many = (block_sparse.forms(blocky(PLAIN, share=share), 132)[0] for share in (0.5, 0.1))
+    few, many = (block_sparse.tile_configs(blocky(PLAIN, share=share), 132)[0] for share in (0.5, 0.1))
     assert block_sparse.estimate_us(blocky(PLAIN, share=0.1), many, 132) < 0.6 * block_sparse.estimate_us(
         blocky(PLAIN, share=0.5), few, 132
     )

@@ -18,7 +18,7 @@ from convoy.engines.sparse_weights.codegen import cuda_writer, emit_cuda, link_c
 from convoy.engines.sparse_weights.codegen.cuda_copies import along
 from convoy.engines.sparse_weights.generated_tile import GeneratedTile, block_bytes
 from convoy.engines.sparse_weights.generated_tile_cost import estimate_us
-from convoy.engines.sparse_weights.generated_tile_space import form_of, forms
+from convoy.engines.sparse_weights.generated_tile_space import tile_config_of, tile_configs
 from convoy.engines.sparse_weights.pruned_cuda import ENGINE, write
 from convoy.errors import CompileError, InputError, LaunchError
 from convoy.measurement.accuracy import make_data, oracle
@@ -401,7 +401,7 @@ def test_the_space_fits_the_device(n, target):
     problem = problem.with_mask(mask_of(pattern("tenth", problem.weight_spec.shape)))
     space = ENGINE.space(problem, target)
     assert len(set(space)) == len(space) > 4
-    for form in forms(problem, target)[:3]:
+    for form in tile_configs(problem, target)[:3]:
         source = write(problem, form).source
         assert source.threads == form.threads <= 1024
         assert source.shared_bytes <= block_bytes(target) - generated_tile.RESERVED_BYTES
@@ -413,8 +413,8 @@ def test_the_space_fits_the_device(n, target):
 def test_the_model_knows_what_is_slow():
     problem = ConvProblem(1, 128, 28, 28, 128, 3, 3, 1, 1)
     problem = problem.with_mask(mask_of(pattern("tenth", problem.weight_spec.shape)))
-    best = forms(problem, H100)[0]
-    few = form_of(problem, Knobs.of(lanes=384, vectors=2, filters=32, splits=1), H100)
+    best = tile_configs(problem, H100)[0]
+    few = tile_config_of(problem, Knobs.of(lanes=384, vectors=2, filters=32, splits=1), H100)
     assert estimate_us(problem, few, H100) > 2 * estimate_us(problem, best, H100), "few blocks, one split"
     more = replace(problem, n=64)
     assert estimate_us(more, best, H100) > 8 * estimate_us(problem, best, H100)
@@ -444,7 +444,7 @@ def test_values_are_packed_and_a_launch_hands_over_pointers(monkeypatch):
     problem = pruned(SMALL, "half")
     knobs = ENGINE.space(problem, H100)[0]
     executable = ENGINE.build(problem, knobs, H100)
-    form = form_of(problem, knobs, H100)
+    form = tile_config_of(problem, knobs, H100)
     (engine, head, bodies, target, options), *_ = calls
     assert (engine, target, options) == (ENGINE.id, H100, (f"--maxrregcount={form.registers}",))
     assert (head, bodies) == (write(problem, form).source.head, write(problem, form).source.bodies)

@@ -15,7 +15,7 @@ from convoy.engines.base import Buffers
 from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.engines.sparse_weights import direct_sparse_cost, direct_sparse_tile, pruned_direct
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
-from convoy.engines.sparse_weights.direct_sparse_cost import estimate_us, forms, most_entries
+from convoy.engines.sparse_weights.direct_sparse_cost import estimate_us, most_entries, tile_configs
 from convoy.engines.sparse_weights.direct_sparse_entries import entries_of
 from convoy.engines.sparse_weights.direct_sparse_tile import (
     FLAT,
@@ -23,7 +23,7 @@ from convoy.engines.sparse_weights.direct_sparse_tile import (
     ONE_BY_ONE,
     DirectGeometry,
     DirectTile,
-    form_of,
+    tile_config_of,
 )
 from convoy.engines.sparse_weights.pruned_direct import ENGINE
 from convoy.errors import InputError, LaunchError
@@ -196,7 +196,7 @@ def test_what_lies_at_zeros_is_not_read(library):
 def test_entries_lie_inside_their_block():
     for name in ("dilated, strided, grouped", "3x3 over-padded", "4x2", "grouped 5x5", "11x11 stride 4", "1x1"):
         problem = pruned(SHAPES[name], "full")
-        for form in forms(problem, H100):
+        for form in tile_configs(problem, H100):
             geometry = DirectGeometry(problem, form)
             entries = entries_of(positions(problem.mask), geometry)
             offsets = entries.words[entries.values - 1]
@@ -207,7 +207,7 @@ def test_entries_lie_inside_their_block():
             assert sorted(entries.places.tolist()) == list(range(problem.mask.positions))
             assert geometry.room(entries.most) <= geometry.room(most_entries(problem, form)) <= 227 << 10
             assert form.threads % geometry.along == 0
-            assert form_of(form.knobs) == form
+            assert tile_config_of(form.knobs) == form
 
 
 RESNET = {
@@ -233,7 +233,7 @@ def built(problem, form, target=H100):
 @pytest.mark.parametrize("name", RESNET)
 def test_it_compiles_for_hopper_without_spills(name):
     problem = pruned(RESNET[name], "tenth")
-    found = forms(problem, H100)
+    found = tile_configs(problem, H100)
     assert len({form.slices for form in found}) > 1
     for form in (found[0], next(form for form in found if form.slices != found[0].slices)):
         log = built(problem, form).log
@@ -260,14 +260,14 @@ def test_a_multiprocessor_has_room_for_one_block():
 def test_older_devices_have_no_clusters():
     problem = pruned(SMALL, "tenth")
     assert ENGINE.accepts(problem, A100)
-    assert {form.slices for form in forms(problem, A100)} == {1}
-    assert "0 bytes spill stores" in built(replace(problem, **HALF), forms(problem, A100)[0], A100).log
+    assert {form.slices for form in tile_configs(problem, A100)} == {1}
+    assert "0 bytes spill stores" in built(replace(problem, **HALF), tile_configs(problem, A100)[0], A100).log
 
 
 def test_values_are_data_and_strays_are_refused():
     nonzero = pattern("tenth", SMALL.weight_spec.shape)
     problem = SMALL.with_mask(mask_of(nonzero))
-    executable = built(problem, forms(problem, H100)[0])
+    executable = built(problem, tile_configs(problem, H100)[0])
     weight = torch.from_numpy(np.where(nonzero, np.nan, 0.0)).float()
     words, begins, bias = executable.pack((weight, torch.zeros(problem.k)))
     assert int(words.view(torch.float32).isnan().sum()) == nonzero.sum()
@@ -322,7 +322,7 @@ def test_launches(monkeypatch):
         (pruned(replace(SMALL, n=10**7), "tenth"), H100, "2^30"),
         (pruned(replace(SMALL, direction="dgrad", epilogue=Epilogue()), "tenth"), H100, "fprop"),
         (pruned(ConvProblem(1, 4096, 4, 4, 2, 1, 1), "tenth"), A100, "shared memory"),
-        (pruned(ConvProblem(1, 1, 40, 40, 2, 9, 9, 0, 0, 9, 9), "tenth"), H100, "at most 7 rows"),
+        (pruned(ConvProblem(1, 1, 40, 40, 2, 9, 9, 0, 0, 9, 9), "tenth"), H100, "at most 7 phases"),
     ],
 )
 def test_refusals_say_why(problem, target, words):
@@ -334,7 +334,7 @@ def test_refusals_say_why(problem, target, words):
 def test_forms_are_ordered_by_the_model():
     for problem in (pruned(RESNET["3x3, 7x7"], "tenth"), pruned(SMALL, "none"), pruned(SHAPES["depthwise"], "half")):
         found = ENGINE.space(problem, H100)
-        times = [estimate_us(problem, form_of(knobs), H100) for knobs in found]
+        times = [estimate_us(problem, tile_config_of(knobs), H100) for knobs in found]
         assert times == sorted(times)
         assert 0 < len(found) <= direct_sparse_cost.MOST_FORMS
         assert ENGINE.estimate_us(problem, found[0], H100) == times[0] > 0.8
@@ -344,4 +344,4 @@ def test_whatever_is_supported_has_a_form():
     for shape in SHAPES.values():
         for target in (H100, A100):
             problem = pruned(shape, "half")
-            assert bool(ENGINE.accepts(problem, target)) == bool(shape.n and forms(problem, target))
+            assert bool(ENGINE.accepts(problem, target)) == bool(shape.n and tile_configs(problem, target))

@@ -76,11 +76,11 @@ class _PoolingPass(TritonSwapABExecutable):
         pool = self.pool
         constants = {name: value for name, value in build.constants.items() if name not in _NOT_HERE}
         constants |= {"WINDOW_H": pool.window_h, "WINDOW_W": pool.window_w, "AVERAGE": pool.kind == "avg"}
-        forms: dict[Any, Any] = {
+        configs: dict[Any, Any] = {
             split_conv: pooled_split,
             persistent_conv: pooled_persistent,
         }
-        function = forms.get(build.function, pooled_swapped)
+        function = configs.get(build.function, pooled_swapped)
         signature = {**build.signature, "y": box_type(dtype, self.pooled_box)}
         return replace(build, function=function, signature=signature, constants=constants)
 
@@ -119,10 +119,10 @@ class _PooledSplit(_PoolingPass, TritonSplitFp32Executable):
 
 
 class _PooledPersistent(_PoolingPass, PersistentExecutable):
-    def __init__(self, engine: str, problem: ConvProblem, form: PersistentTile, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, config: PersistentTile, target: Target) -> None:
         self.problem = problem
         view, dtype = conv_view(problem), problem.x_dtype
-        PersistentExecutable.__init__(self, engine, view, form, dtype, problem.epilogue, target)
+        PersistentExecutable.__init__(self, engine, view, config, dtype, problem.epilogue, target)
 
 
 class _PooledStem(_PoolingPass, TritonStemExecutable):
@@ -171,8 +171,8 @@ def way_of(problem: ConvProblem, knobs: Knobs) -> str:
     if dense is triton_implicit_gemm.ENGINE:
         return "pass"
     if dense is persistent.ENGINE:
-        form = PersistentTile.of(knobs)
-        tile, whole = form.tile, form.swapped and form.parts == 1
+        config = PersistentTile.of(knobs)
+        tile, whole = config.tile, config.swapped and config.parts == 1
     else:
         tile, whole = TritonTile.of(knobs), True
     if tile.splits(_view(problem, dense))[0] > 1:
@@ -184,13 +184,13 @@ def _in_windows(problem: ConvProblem, dense: Engine, knobs: Knobs) -> Knobs:
     """The same tile on a box of whole windows, where its sum is not split."""
     pool, view = problem.epilogue.pool, _view(problem, dense)
     assert pool is not None
-    form = PersistentTile.of(knobs) if dense is persistent.ENGINE else None
-    tile = TritonTile.of(knobs) if form is None else form.tile
+    config = PersistentTile.of(knobs) if dense is persistent.ENGINE else None
+    tile = TritonTile.of(knobs) if config is None else config.tile
     if tile.splits(view)[0] > 1 or fits(tile, pool):
         return knobs
     box = window_box(view, tile.pixels, pool) or (tile.block_n, tile.block_h, tile.block_w)
     tile = replace(tile, block_n=box[0], block_h=box[1], block_w=box[2])
-    return tile.knobs if form is None else replace(form, tile=tile).knobs
+    return tile.knobs if config is None else replace(config, tile=tile).knobs
 
 
 class PooledEngine(Engine):

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from convoy.engines.base import Engine
-from convoy.engines.manifest import MANIFEST
+from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem
 from convoy.target import Target
@@ -57,8 +57,7 @@ CLAIMS = {
     "triton.stem_wgrad": ("wgrad",),
     "triton.depthwise_gradients": ("dgrad", "wgrad"),
     "batches": ("fprop", "dgrad"),
-    **dict.fromkeys(("onednn", "pruned.c", "pruned.channels", "zeroskip.cpu"), ()),
-    **dict.fromkeys((name for name in MANIFEST if name.startswith("cpu.")), ()),
+    **dict.fromkeys((name for name in MANIFEST if "cuda" not in load_engine(name).devices), ()),
 }
 """Engine → the directions in which it has problems of some family on a Hopper GPU; all others have `fprop` alone."""
 

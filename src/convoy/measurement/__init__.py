@@ -1,4 +1,4 @@
-"""The clock: device and stack, protocol, accuracy and runners (docs/concepts/measurement.md)."""
+"""Measuring: the device and its software, the protocol, accuracy checks, and runners (docs/concepts/measurement.md)."""
 
 from __future__ import annotations
 

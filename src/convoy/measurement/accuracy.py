@@ -1,8 +1,8 @@
-"""When a result counts as right: the bound that a method must keep, and the verdict.
+"""When a result is correct: the error bound of a method, and the verdict.
 
-Direct methods are checked on integers, where every sum is exact and a single wrong term shows; all methods on ordinary
-data against a bound that depends on the method, the dtypes and the length of the sums; and on cancelling data against
-the sum of the terms' magnitudes. Data are made in `data`, the oracle is in `oracle`, guarded buffers in `guards`.
+Direct methods are checked on integers, where every sum is exact and a single wrong term shows. All methods are checked on
+normal data against a bound that depends on the method, the dtypes and the reduction length, and on cancelling data against
+the sum of the terms' magnitudes. `data` makes the data, `oracle` the exact results, `guards` the guarded buffers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 
 from convoy.engines.base import Executable
 from convoy.measurement.data import Data, dense, in_layout, make_data, result_specs, tensor_specs
+from convoy.measurement.device.typed_torch import l2_norm
+from convoy.measurement.error_bound import EXACT_ACTIVATIONS, FAMILY_FACTOR, bound, tf32_bound
 from convoy.measurement.guards import GuardedBuffer, GuardedRun, checksum, overrun, run_guarded
 from convoy.measurement.oracle import oracle, spread_norm, terms_norm
 from convoy.measurement.subgraph_accuracy import MAX_FLIPPED, STOCK_ERROR_FACTOR, is_random, narrowest, stock_results
@@ -42,29 +44,16 @@ __all__ = [
 ]
 
 EXACT_FAMILIES: Final = frozenset({"gemm", "implicit_gemm", "direct", "library", "reference"})
-"""Families whose results on integer data must be exact: they add products and do nothing else."""
-
-EXACT_ACTIVATIONS: Final = frozenset({"none", "relu", "relu6"})
-
-FAMILY_FACTOR: Final = {"winograd": 4.0, "fft": 2.0}
-"""Error allowed over the bound of a direct sum. Winograd's transforms amplify rounding: F(2x2,3x3) by 2 to 3, F(4x4,3x3) by 10
-30 (Lavin and Gray, arXiv 1509.09308; Barabasz et al., arXiv 1803.10986); a plain sum keeps five times below its bound
-(0.9e-6 of 4.8e-6 at length 4608). The FFT's error grows with the logarithm of its size and is spread over the whole image,
-small sums included."""
-
-HALF_ROUNDINGS: Final = 3.0
-"""Roundings to the storage type that unfused library calls may do: after the sum, the residual and the activation."""
-
-UNIT: Final = {"fp16": 2.0**-11, "bf16": 2.0**-8}
-"""Unit roundoff of the half types: the largest relative error of one rounding."""
+"""Families whose results on integer data must be exact: they only add products."""
 
 SMALL: Final = 4096
-"""Results of so few elements may all be near zero by chance; their error is then taken against what such sums amount to."""
+"""Results with at most this many elements may all be near zero by chance; their error is taken relative to the size of
+typical sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a result is right; its relative L2 error, the bound that it was held to, and why not."""
+    """Whether a result is correct, its relative L2 error, its bound, and the reason if it is wrong."""
 
     ok: bool
     error: float
@@ -72,74 +61,21 @@ class Verdict:
     reason: str = ""
 
 
-def bound(problem: Problem, family: str, *, tf32: bool = False) -> float:
-    """The relative L2 error that a result may have on ordinary data.
-
-    - fp32, numerics `strict`: 0.6 · 2^-23 · sqrt(reduction length) and at least two roundings, whatever the family.
-      `as_torch`: twice that, because libraries order their sums as they like, times the family's factor; where TF32 may be used,
-      its products of 11-bit significands (2^-10, which also covers hardware that truncates).
-    - Activations that are no plain cut (silu, gelu, sigmoid and their kind) are approximated: four roundings more.
-    - fp64: the same, in units of 2^-52.
-    - fp16 and bf16 storage: its rounding, once for each unfused step; sums are fp32's, which on tensor cores truncate
-      (3e-5 at length 4608 on data of one sign). Winograd may round transformed operands too.
-    - fp32 storage under numerics `half`: products rounded to bf16.
-
-    Args:
-        problem: what was computed.
-        family: the engine's family.
-        tf32: whether the engine may use TF32 products (numerics `as_torch` on a GPU).
-    """
-    if isinstance(problem, LayoutProblem):
-        return 0.0
-    known = isinstance(problem, (ConvProblem, LinearProblem))
-    length = max(problem.reduction_length, 1) if known else 64
-    numerics = problem.numerics if known else "as_torch"
-    dtype = storage_dtype(problem)
-    factor = 1.0 if numerics == "strict" else FAMILY_FACTOR.get(family, 1.0)
-    direct = max(0.6 * 2.0**-23 * math.sqrt(length), 2.0**-22) * factor
-    if not known or problem.epilogue.activation not in EXACT_ACTIVATIONS:
-        direct += 2.0**-21
-    if dtype in UNIT:
-        return (HALF_ROUNDINGS + (3.0 if factor > 1 else 0.0)) * UNIT[dtype] + direct
-    if dtype == "fp64":
-        return 2 * direct * 2.0**-29
-    if numerics == "half":
-        return HALF_ROUNDINGS * UNIT["bf16"] * (2.0 if factor > 1 else 1.0)
-    if numerics == "strict":
-        return direct
-    inputs = (problem.x_spec.dtype, problem.weight_spec.dtype) if known else ()
-    truncating = 2.0**-15 if any(d in UNIT for d in inputs) else 0.0
-    return max(2 * direct, truncating, tf32_bound() * (2.0 if factor > 1 else 1.0) if tf32 else 0.0)
-
-
-def tf32_bound() -> float:
-    """Bound for fp32 problems computed in TF32: measured errors are about 3e-4 at any length."""
-    return 2.0**-10
-
-
-def storage_dtype(problem: Problem) -> str:
-    """The dtype that results are stored in; of several, and of all inside a piece of the graph, the narrowest floating one."""
-    if isinstance(problem, SubgraphProblem):
-        return narrowest(problem)
-    found = [spec.dtype for spec in result_specs(problem)]
-    return next((d for d in ("bf16", "fp16", "fp32", "fp64") if d in found), "fp32")
-
-
 def relative_error(result: torch.Tensor, exact: torch.Tensor, scale: float | None = None) -> float:
-    """Error in L2, relative to the exact result's norm or to `scale`; infinite where finite and not finite disagree."""
+    """L2 error relative to the exact result's norm, or to `scale`; infinite if finite and non-finite values disagree."""
     found = dense(result).double()
     if not torch.equal(torch.isfinite(found), torch.isfinite(exact)):
         return math.inf
-    difference = float((torch.nan_to_num(found) - torch.nan_to_num(exact)).norm())
-    norm = float(torch.nan_to_num(exact).norm()) if scale is None else scale
+    difference = l2_norm(torch.nan_to_num(found) - torch.nan_to_num(exact))
+    norm = l2_norm(torch.nan_to_num(exact)) if scale is None else scale
     return difference / norm if norm else (math.inf if difference else 0.0)
 
 
 def is_exact(problem: Problem, family: str, kind: str, device: str = "cpu") -> bool:
     """Whether a result must equal the oracle's rounded value bit for bit.
 
-    On a GPU a library may take Winograd's way where the filter is larger than 1x1, and says so nowhere: it is held to the
-    bound, which on integers no mistake keeps.
+    On a GPU a library may use Winograd for filters larger than 1x1 without saying so. Such a result is held to the bound,
+    which no wrong kernel keeps on integers.
     """
     if isinstance(problem, LayoutProblem):
         return True
@@ -148,7 +84,7 @@ def is_exact(problem: Problem, family: str, kind: str, device: str = "cpu") -> b
     if family == "library" and device == "cuda" and isinstance(problem, ConvProblem) and problem.r * problem.s > 1:
         return False
     pool = problem.epilogue.pool
-    # An average divides: it is rounded, and dividing is not what multiplying by the reciprocal is.
+    # An average divides, which rounds, and differs from multiplying by the reciprocal.
     averages = pool is not None and pool.kind == "avg"
     return family in EXACT_FAMILIES and problem.epilogue.activation in EXACT_ACTIVATIONS and not averages
 
@@ -163,19 +99,18 @@ def check(
     tf32: bool = False,
     data: Data | None = None,
 ) -> Verdict:
-    """Hold results against the oracle's.
+    """Compare results with the oracle's.
 
     Args:
-        problem: what was computed.
-        family: the engine's family, which decides what is allowed.
-        results: what a launch left; None counts as unwritten.
+        problem: the problem.
+        family: the engine's family, which decides the bound.
+        results: the launch's results; None counts as not written.
         exact: the oracle's float64 results.
         kind: the data's kind. On `integer` data direct families must be exact.
         tf32: whether the engine may use TF32 products (numerics `as_torch` on a GPU).
-        data: what the results were computed from. Needed for kind `cancelling`; with it, results of few elements that
-            vanish by chance are measured against what sums of such terms amount to, those of methods that transform
-            whole tiles against what they would amount to if none of them saw padding, and those of pieces of the graph
-            against PyTorch's own error too.
+        data: the data that the results were computed from. Kind `cancelling` needs it. With it, results of few elements that
+            vanish by chance are compared with the size of sums of such terms, results of tile transforms with their size
+            without padding, and results of subgraphs also with PyTorch's own error.
     """
     limit = bound(problem, family, tf32=tf32)
     worst = 0.0
@@ -188,7 +123,7 @@ def check(
             return Verdict(False, math.inf, limit, f"result {index} has shape {shapes}")
         found = dense(result)
         if random:
-            continue  # numbers drawn cannot be compared: that something of this shape was written is all that can be said
+            continue  # random numbers cannot be compared: only the shape is checked
         if not found.is_floating_point() and isinstance(problem, SubgraphProblem):
             changed = ~_equal(found, wanted.to(found.dtype))
             share = float(changed.double().mean()) if changed.numel() else 0.0
@@ -223,15 +158,15 @@ def judge(
     exact: Sequence[torch.Tensor] | None = None,
     tf32: bool = False,
 ) -> Verdict:
-    """Launch once on guarded buffers full of garbage, and hold what comes out against the oracle.
+    """Launch once on guarded buffers filled with garbage, and compare the results with the oracle's.
 
     Args:
-        executable: what to try; whatever it raises passes through.
+        executable: the executable to try; its exceptions pass through.
         family: its engine's family.
-        problem: what it computes.
+        problem: the problem.
         data: from `make_data(problem, seed, kind)`.
         kind: the data's kind.
-        exact: the oracle's results, where they are known already.
+        exact: the oracle's results, if they are known.
         tf32: whether TF32 products are allowed.
     """
     trial = run_guarded(executable, problem, data)
@@ -251,21 +186,19 @@ def _error(
     limit: float,
     data: Data | None,
 ) -> float:
-    """The error, against the norm that fits the kind of data and the method."""
+    """The relative error, with the norm that fits the kind of data and the method."""
     known = isinstance(problem, (ConvProblem, LinearProblem))
     if kind == "cancelling" and known:
         if data is None:
-            raise ValueError(
-                "check needs `data` for kind `cancelling`: errors are taken against the sum of |x||weight|"
-            )
-        scale = max(terms_norm(problem, data, index, 1), float(wanted.norm()))  # sigmoid makes 0.5 of nothing
+            raise ValueError("check needs `data` for kind `cancelling`: errors are relative to the sum of |x||weight|")
+        scale = max(terms_norm(problem, data, index, 1), l2_norm(wanted))  # sigmoid(0) is 0.5
         if _spreads(problem, family):
             scale = max(scale, spread_norm(problem, data, index))
         return relative_error(found, wanted, scale)
     error = relative_error(found, wanted)
     if error <= limit or not known or data is None or not bool(torch.isfinite(found).all()):
         return error
-    scale = norm = float(torch.nan_to_num(wanted).norm())
+    scale = norm = l2_norm(torch.nan_to_num(wanted))
     if wanted.numel() <= SMALL or norm == 0:
         scale = max(scale, terms_norm(problem, data, index, 2))
     if _spreads(problem, family):
@@ -274,15 +207,15 @@ def _error(
 
 
 def _spreads(problem: ConvProblem | LinearProblem, family: str) -> bool:
-    """Whether a method may spread its rounding over whole tiles: Winograd and FFT, but not under `strict`."""
+    """Whether a method may spread its rounding over whole tiles: Winograd and FFT, except under `strict`."""
     return family in FAMILY_FACTOR and problem.numerics != "strict"
 
 
 def _allowance(problem: Problem, data: Data | None, index: int, wanted: torch.Tensor) -> float:
-    """The error that a piece's result may have beside its bound: so many times that of PyTorch's own operators.
+    """The error that a subgraph's result may have besides its bound: a multiple of the error of PyTorch's own operators.
 
-    How a piece magnifies rounding is not known from its sizes: statistics are sums over whole images, and the gradient of a
-    bias before a batch norm is a sum that vanishes. 0 where PyTorch's result is not finite in the same places.
+    A subgraph's sizes do not say how much it amplifies rounding: statistics are sums over whole images, and the gradient of a
+    bias before a batch norm is a sum that vanishes. 0 if PyTorch's result is not finite in the same places.
     """
     if data is None or not isinstance(problem, SubgraphProblem):
         return 0.0
@@ -294,7 +227,7 @@ def _allowance(problem: Problem, data: Data | None, index: int, wanted: torch.Te
 
 
 def _equal(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Where two tensors agree; NaN agrees with nothing but a NaN that the oracle has there too."""
+    """Where two tensors are equal; NaN equals only a NaN of the oracle."""
     same = found == wanted
     return same | (torch.isnan(found) & torch.isnan(wanted)) if found.is_floating_point() else same
 

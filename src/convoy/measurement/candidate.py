@@ -1,4 +1,4 @@
-"""One candidate on the device: build it, hold it to the oracle, and hand out a launch that can be timed."""
+"""One candidate on the device: build it, check it against the oracle, and launch it for timing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from convoy.target import Target
 
 
 class PreparedCandidate:
-    """A candidate that is right and can be timed.
+    """A correct candidate that can be timed.
 
     Args:
-        bench: the problem with its data.
-        config: which candidate.
-        executable: built.
-        packed: its constants, packed.
+        reference: the problem's data.
+        config: the candidate's config.
+        executable: the built executable.
+        packed: its packed constants.
         error: its relative L2 error.
 
     Attributes:
@@ -29,39 +29,41 @@ class PreparedCandidate:
     """
 
     def __init__(
-        self, bench: ReferenceData, config: EngineConfig, executable: Executable, packed: Packed, error: float
+        self, reference: ReferenceData, config: EngineConfig, executable: Executable, packed: Packed, error: float
     ) -> None:
         self.config, self.executable, self.error = config, executable, error
         self.resident_bytes = executable.resident_bytes(packed)
-        self._data = bench.timed_on(config)
-        self._cache_bytes = bench.target.cache_bytes
+        self._data = reference.timed_on(config)
+        self._cache_bytes = reference.target.cache_bytes
         self._copies = [packed]
         self._turn = 0
-        self._landing = bench.landing
-        self._landing.workspace(executable.workspace_bytes)  # now: whoever has no room for it is to blame
+        self._output_buffers = reference.output_buffers
+        self._output_buffers.workspace(
+            executable.workspace_bytes
+        )  # allocated now, so that a lack of memory is this candidate's failure
 
     def held_bytes(self, *, cold: bool) -> int:
-        """Memory of its own that it holds until it was timed; cold: with the copies that it will make for that."""
+        """Memory that it holds until it is timed; cold: including the copies of constants that cold timing makes."""
         return self.resident_bytes * (self._wanted_copies() if cold else len(self._copies))
 
     def launch(self) -> None:
         """Launch once on the current stream, with the next copy of the constants."""
         self._turn = (self._turn + 1) % len(self._copies)
-        buffers = Buffers(self._data.args, self._landing.results(self.executable), self._copies[self._turn])
-        self.executable.launch(buffers, self._landing.workspace(self.executable.workspace_bytes))
+        buffers = Buffers(self._data.args, self._output_buffers.results(self.executable), self._copies[self._turn])
+        self.executable.launch(buffers, self._output_buffers.workspace(self.executable.workspace_bytes))
 
-    def cool(self, *, whole: bool) -> None:
-        """Copy the constants until a round through all copies exceeds the cache (`Protocol.cold`).
+    def make_copies(self, *, whole: bool) -> None:
+        """Copy the constants until one round through all copies exceeds the cache (`Protocol.cold`).
 
         Args:
-            whole: also those that the executable takes as they are (`Protocol.copies_whole`).
+            whole: also constants that the executable uses unpacked (`Protocol.copies_whole`).
         """
         while len(self._copies) < self._wanted_copies():
             own = [constant.clone() for constant in self._data.constants] if whole else self._data.constants
             self._copies.append(self.executable.pack(own))
 
-    def thaw(self) -> None:
-        """Let go of the copies."""
+    def release_copies(self) -> None:
+        """Free the copies."""
         del self._copies[1:]
 
     def _wanted_copies(self) -> int:
@@ -70,27 +72,27 @@ class PreparedCandidate:
         return min(MAX_COPIES, 2 + self._cache_bytes // self.resident_bytes)
 
 
-def prepare(bench: ReferenceData, config: EngineConfig, extra: tuple[str, ...] = ()) -> PreparedCandidate:
-    """Build a candidate and hold it to the oracle on every kind of data.
+def prepare(reference: ReferenceData, config: EngineConfig, extra: tuple[str, ...] = ()) -> PreparedCandidate:
+    """Build a candidate and check it on every kind of data.
 
     Args:
-        bench: the problem with its data.
-        config: which candidate.
+        reference: the problem's data.
+        config: the candidate's config.
         extra: extra engines as `id=module:Class`.
 
     Raises:
         Failure: with the row's status.
         ContextLostError: the device cannot be used any more.
     """
-    problem, target = bench.problem, bench.target
+    problem, target = reference.problem, reference.target
     engine = _supporting(config, problem, target, extra)
     try:
         executable = build(engine, problem, config.knobs, target)
-    except Exception as error:  # whatever a build raises is this candidate's failure, kept with its reason
+    except Exception as error:  # any exception of a build is this candidate's failure
         raise failure_of(error, Status.COMPILE_ERROR) from error
-    trials = [bench.verify(engine, executable, kind) for kind in CHECKED_KINDS]
+    trials = [reference.verify(engine, executable, kind) for kind in CHECKED_KINDS]
     error = max(error for error, _ in trials)
-    return run_or_fail(lambda: PreparedCandidate(bench, config, executable, trials[-1][1], error), target.device)
+    return run_or_fail(lambda: PreparedCandidate(reference, config, executable, trials[-1][1], error), target.device)
 
 
 def _supporting(config: EngineConfig, problem: Problem, target: Target, extra: tuple[str, ...]) -> Engine:

@@ -1,33 +1,34 @@
-"""Recordings of CUDA graphs that could not be ended: what PyTorch leaves behind then is put right.
+"""Recovers from a CUDA graph capture that could not be ended, and restores what PyTorch leaves behind.
 
-The driver calls a recording invalid where something in it is not allowed, such as waiting for the device, or freeing memory when
-it is used up. Ending it fails then, in words of its own instead of the launch's, and before PyTorch has undone what it did to
-begin (2.11, `CUDAGraph::capture_end`):
+The driver invalidates a capture if something inside is not allowed, such as a device synchronization, or a free when memory
+runs out. Ending the capture then fails with an error of its own instead of the launch's, and before PyTorch has undone what
+began it (2.11, `CUDAGraph::capture_end`):
 
-- Its allocator still asks the graph whether memory is for it, as does that of pinned memory: the graph must stay, or a later
-  allocation reads what is freed. The allocator takes a recording to be under way, too, and gives back nothing that it has cached.
-- The graph's memory pool counts as used: not even `torch.cuda.empty_cache` gives it back.
-- The device's generator takes itself for one that is recorded: every draw is refused.
+- Its allocator, and the one of pinned memory, still ask the graph whether an allocation belongs to it: the graph must stay
+  alive, or a later allocation reads freed memory. The allocator also assumes that a capture runs, and returns no cached
+  memory.
+- The graph's memory pool counts as used: not even `torch.cuda.empty_cache` returns it.
+- The device's generator assumes that it is captured: it refuses every draw.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 
 import torch
 
 _UNFINISHED: Final[list[torch.cuda.CUDAGraph]] = []
-"""Graphs whose recording could not be ended. None may be freed: nothing takes away what the allocator of pinned memory asks."""
+"""Graphs whose capture could not be ended. They must stay alive: nothing removes the check in the pinned-memory allocator."""
 
 
 @contextmanager
-def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
-    """Record what is launched inside, on a stream that is none of the default ones; other threads may go on using the device.
+def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Generator[None]:
+    """Capture the launches inside, on a stream other than the default ones; other threads may use the device meanwhile.
 
-    By hand: the context manager `torch.cuda.graph` gives all cached memory back to the driver first.
+    This does not use `torch.cuda.graph`, which first returns all cached memory to the driver.
     """
     with torch.cuda.stream(stream):
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -45,18 +46,18 @@ def recover_failed_capture(
     pool: Any,
     *,
     shared: bool = False,
-) -> Iterator[None]:
-    """Record what is launched inside. Where that fails, it leaves torch's current stream and random numbers as they were.
+) -> Generator[None]:
+    """Capture the launches inside. If that fails, PyTorch's current stream and random state are as they were before.
 
     Args:
-        way: begins the recording and ends it.
-        graph: what is recorded.
-        device: where.
-        pool: the memory pool that `way` has from its caller: a graph tells of its own only when its recording was ended.
+        way: begins and ends the capture.
+        graph: the graph.
+        device: its device.
+        pool: the memory pool that `way` uses: a graph knows its own only after the capture ended.
         shared: whether other graphs use that pool.
 
     Raises:
-        BaseException: what a launch inside raised, and not how ending the recording failed after that.
+        BaseException: the exception of a launch inside, not the later one of ending the capture.
     """
     caller = torch.cuda.current_stream(device)
     cause: BaseException | None = None
@@ -67,10 +68,10 @@ def recover_failed_capture(
             except BaseException as error:
                 cause = error
                 raise
-    except BaseException as error:  # an error of ending it, mostly
+    except BaseException as error:  # mostly the error of ending the capture
         _recover(graph, caller, pool, shared=shared)
         cause = error if cause is None else cause
-    # Out here, or the error of ending it would be its context, whose frames hold what the launch had allocated.
+    # Raised here, outside the handler: otherwise the other error would be its context, whose frames hold memory.
     try:
         if cause is not None:
             raise cause
@@ -79,9 +80,9 @@ def recover_failed_capture(
 
 
 def distinct_stream(device: torch.device, taken: Collection[torch.cuda.Stream] = ()) -> torch.cuda.Stream:
-    """A stream that is none of some others.
+    """A stream that is none of the given ones.
 
-    PyTorch hands out the same 32 in turn: a net that meets one of its own again loses what would have run beside it.
+    PyTorch hands out the same 32 streams in turn: a net that gets one of its own streams again loses concurrency.
     """
     stream = torch.cuda.Stream(device)
     while stream in taken:
@@ -90,19 +91,20 @@ def distinct_stream(device: torch.device, taken: Collection[torch.cuda.Stream] =
 
 
 def _recover(graph: torch.cuda.CUDAGraph, caller: torch.cuda.Stream, pool: Any, *, shared: bool) -> None:
+    """Undo a capture that could not be ended."""
     with torch.cuda.device(caller.device):
-        torch.cuda.set_stream(caller)  # `torch.cuda.graph` leaves its own where its exit fails
+        torch.cuda.set_stream(caller)  # `torch.cuda.graph` leaves its own stream current if its exit fails
         if _was_ended(graph):
             return
         _UNFINISHED.append(graph)
         with suppress(RuntimeError):
-            graph.reset()  # as far as PyTorch itself undoes what was begun
+            graph.reset()  # undoes part of the capture
         _give_back(caller.device, pool, shared=shared)
         _record_nothing(caller)
 
 
 def _was_ended(graph: torch.cuda.CUDAGraph) -> bool:
-    """Whether a graph's recording was ended; only then it tells of its pool."""
+    """Whether a graph's capture was ended; only then the graph knows its pool."""
     try:
         graph.pool()
     except RuntimeError:
@@ -111,13 +113,13 @@ def _was_ended(graph: torch.cuda.CUDAGraph) -> bool:
 
 
 def _give_back(device: torch.device, pool: Any, *, shared: bool) -> None:
-    """End what still allocates to a pool, and take back the use that was counted when it began, by PyTorch's private means.
+    """Stop allocations to the pool and undo the use count of the capture, by PyTorch's private functions.
 
-    The allocator refuses the first where nothing allocates to the pool: the recording was never begun, or PyTorch has ended that
-    itself (pull request 180395, not in 2.11). It may have taken its use back as well then (190348, in `CUDAGraph::reset`): twice
-    would spoil the allocator, which does not tell. Without that one, the pool's memory stays lost.
+    The allocator refuses the first if nothing allocates to the pool: the capture never began, or PyTorch already stopped it
+    (pull request 180395, not in 2.11). PyTorch may have undone the use count as well then (190348, in `CUDAGraph::reset`);
+    undoing it twice would corrupt the allocator, which does not report it. Without that change, the pool's memory is lost.
 
-    A pool that others may use keeps its use: what others recorded into it must not hang on how it is counted here.
+    A shared pool keeps its use count, because other graphs' memory depends on it.
     """
     end, release = (getattr(torch._C, name, None) for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"))
     if end is None or release is None:
@@ -129,14 +131,15 @@ def _give_back(device: torch.device, pool: Any, *, shared: bool) -> None:
 
 
 def _record_nothing(caller: torch.cuda.Stream) -> None:
-    """Record a graph that is empty: a recording that is ended has the device's generator draw again.
+    """Capture an empty graph: after a complete capture the device's generator works again.
 
-    It allocates nothing, for there may be no room: the generator has its numbers while there is any graph, as the unfinished one.
+    It allocates nothing, because memory may be exhausted: the generator keeps its state tensors while any graph exists, also
+    an unfinished one.
     """
     empty = torch.cuda.CUDAGraph()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch warns of graphs that are empty
+            warnings.simplefilter("ignore")  # PyTorch warns about empty graphs
             with record_graph(empty, distinct_stream(caller.device, (caller,))):
                 pass
     except RuntimeError:

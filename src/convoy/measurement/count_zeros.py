@@ -1,4 +1,4 @@
-"""How many zeros a net's convolutions are given: counted on the user's own inputs, by running the graph once."""
+"""Counts the zeros in the inputs of a net's convolutions, by running the graph once on the user's inputs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from convoy.engines.interpret import compile_graph
 from convoy.engines.torch_flags import convolutions
 from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol, Value
 from convoy.graph.rebuild import rebuild
+from convoy.measurement.device.typed_torch import split
 from convoy.problem import TensorSpec
 
 
@@ -25,14 +26,15 @@ def convolution_inputs(graph: Graph) -> dict[str, str]:
 def zero_shares(
     graph: Graph, constants: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> dict[str, SparsityShares]:
-    """What every value that a convolution reads could spare, by the value's name, means over images; -0.0 is a zero.
+    """The share of zeros, and of zero channels, tiles and blocks, in every value that a convolution reads, averaged over images.
 
-    Counting joins the graph as operators, so that no more values are held at once than in an ordinary run.
+    Counting is added to the graph as operators, so no more values are alive at once than in a normal run. -0.0 counts as
+    zero.
 
     Args:
         graph: an inference graph.
         constants: its constants by name.
-        inputs: the user's own inputs; what random ones give is not what real ones do.
+        inputs: the user's inputs; random inputs give other shares.
     """
     names = [name for name in dict.fromkeys(convolution_inputs(graph).values()) if graph.values[name].spec.elements]
     values = dict(graph.values)
@@ -47,25 +49,25 @@ def zero_shares(
         counts += counted
     probe = rebuild(graph.inputs, tuple(counts), values, nodes)
     held = [constants[value.name] for value in probe.constants()]
-    with convolutions("as_torch", inputs[0].device):  # PyTorch keeps the plans of these, its first calls
+    with convolutions("as_torch", inputs[0].device):  # PyTorch caches the cuDNN plans of these first calls
         found = iter(compile_graph(probe)(inputs, held))
     return {
-        name: SparsityShares(*(1 - int(next(found)) / whole for whole in _wholes(graph.values[name].spec.shape)))
+        name: SparsityShares(*(1 - int(next(found)) / whole for whole in _totals(graph.values[name].spec.shape)))
         for name in names
     }
 
 
-def _wholes(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """How many values, channels, tiles and blocks a value of [n, c, h, w] has."""
+def _totals(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    """The number of values, channels, tiles and blocks of a value of shape [n, c, h, w]."""
     n, c, h, w = shape
     tiles = -(-h // TILE) * -(-w // TILE)
     return math.prod(shape), n * c, n * c * tiles, n * -(-c // BLOCK) * tiles
 
 
 def _counting(value: Value) -> tuple[list[tuple[Node, Value]], list[str]]:
-    """Operators that count the live values, channels, tiles and blocks of a value, and the names of the counts.
+    """Operators that count a value's nonzero values, channels, tiles and blocks, and the names of the counts.
 
-    Maxima of magnitudes, which NaN passes through: it is alive.
+    They use maxima of magnitudes, which pass NaN on: NaN counts as nonzero.
     """
     n, c, h, w = value.spec.shape
     rows, columns, dtype = -(-h // TILE), -(-w // TILE), value.spec.dtype
@@ -84,7 +86,7 @@ def _counting(value: Value) -> tuple[list[tuple[Node, Value]], list[str]]:
     pooled = "aten.max_pool2d.default"
     tiles = add("tiles", pooled, magnitude, (n, c, rows, columns), dtype, size, size, (0, 0), one, True)
     channels = add("channels", "aten.amax.default", tiles, (n, c), dtype, (2, 3))
-    # In three dimensions images take the channels' place, and channels the depth's; it knows no channels_last of that kind.
+    # A 3-D pooling takes images as channels and channels as depth; it supports no channels_last of that kind.
     dense = Symbol("memory_format.nchw")
     plain = add("plain", "aten.clone.default", tiles, (n, c, rows, columns), dtype, memory_format=dense)
     pooled = "aten.max_pool3d.default"
@@ -92,7 +94,7 @@ def _counting(value: Value) -> tuple[list[tuple[Node, Value]], list[str]]:
         "blocks", pooled, plain, (n, -(-c // BLOCK), rows, columns), dtype,
         height, height, (0, 0, 0), (1, 1, 1), True,
     )  # fmt: skip
-    # Plane by plane, exact in fp32: over all values PyTorch's count_nonzero holds eight bytes for each of them.
+    # By planes, exact in fp32: over all values, PyTorch's count_nonzero would hold eight bytes for each.
     wide = "fp64" if dtype == "fp64" else "fp32"
     norm, wanted = "aten.linalg_vector_norm.default", Symbol(f"dtype.{wide}")
     planes = add("planes", norm, value.name, (n, c), wide, 0, (2, 3), False, dtype=wanted)
@@ -105,10 +107,10 @@ def _counting(value: Value) -> tuple[list[tuple[Node, Value]], list[str]]:
 
 
 def image_shares(x: torch.Tensor) -> SparsityShares:
-    """Count in an image, [c, h, w]; tiles at the right and lower edge, and the last block, may be smaller."""
+    """Shares of zeros in one image, [c, h, w]; tiles at the right and lower edge, and the last block, may be smaller."""
     live = (x != 0).unsqueeze(0)
     tiles = max_pool2d(live.float(), TILE, TILE, ceil_mode=True)[0]
-    blocks = [part.amax(0) for part in tiles.split(BLOCK)]
+    blocks = [part.amax(0) for part in split(tiles, BLOCK)]
     shares = (live, live.flatten(2).any(2), tiles, torch.stack(blocks))
     return SparsityShares(*(1 - float(found.double().mean()) for found in shares))
 
@@ -117,12 +119,12 @@ def image_shares(x: torch.Tensor) -> SparsityShares:
 def layer_zeros(
     graph: Graph, constants: Mapping[str, torch.Tensor], images: Iterable[Sequence[torch.Tensor]]
 ) -> dict[str, list[SparsityShares]]:
-    """For each convolution, by its node's name, what every image's input could spare.
+    """For each convolution, by its node's name, the shares of zeros in every image of its input.
 
     Args:
         graph: an inference graph.
         constants: its constants by name.
-        images: inputs of the graph, call by call; the images of a batch count one by one.
+        images: inputs of the graph, call by call; each image of a batch counts.
     """
     read = convolution_inputs(graph)
     names = [name for name in dict.fromkeys(read.values()) if graph.values[name].spec.elements]

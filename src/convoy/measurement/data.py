@@ -20,11 +20,12 @@ from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, S
 DATA_KINDS: Final = ("integer", "normal", "cancelling")
 
 LARGE: Final = 1 << 24
-"""Elements from which numbers are drawn in the dtype in which they are kept: in fp32, and integers in int64, a layer's data would
-take several times the memory that it has in the net."""
+"""Elements from which numbers are drawn in the storage dtype: in fp32, and integers in int64, a layer's data would take
+several times its memory in the net."""
 
 _MAGNITUDES: Final = {"fp64": (4, 4, 2**24), "fp32": (4, 4, 2**24), "fp16": (3, 2, 2**11), "bf16": (2, 1, 2**8)}
-"""By dtype: the largest integers of the first and of the second operand, and up to where the dtype holds every integer."""
+"""By dtype: the largest integers of the first and of the second operand, and the largest integer up to which the dtype is
+exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +57,22 @@ def tensor_specs(problem: Problem) -> tuple[list[TensorSpec], list[TensorSpec]]:
 
 
 def has_dynamic_weight(problem: Problem) -> TypeGuard[ConvProblem]:
-    """Whether weight and bias are args, new at every launch."""
+    """Whether weight and bias are args, new in every launch."""
     return isinstance(problem, ConvProblem) and problem.dynamic_weight
 
 
 def dynamic_constants(problem: Problem) -> int:
-    """How many of a problem's args are the weight and bias that a fresh problem takes behind x."""
+    """How many args are the weight and bias that follow x in a problem with a dynamic weight."""
     return 1 + problem.epilogue.bias if has_dynamic_weight(problem) else 0
 
 
 def with_constant_weight(problem: ConvProblem) -> ConvProblem:
-    """The same sums with weight and bias as constants."""
+    """The same convolution with weight and bias as constants."""
     return replace(problem, dynamic_weight=False)
 
 
 def result_specs(problem: Problem) -> list[TensorSpec]:
-    """Specs of what a problem writes."""
+    """Specs of a problem's results."""
     if isinstance(problem, LayoutProblem):
         return [problem.spec]
     if isinstance(problem, SubgraphProblem):
@@ -95,7 +96,7 @@ def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """A strided tensor of the same values, whatever the layout."""
+    """A strided tensor with the same values, for any layout."""
     return tensor.to_dense() if tensor.is_mkldnn else tensor
 
 
@@ -103,12 +104,12 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
     """Random tensors for a problem.
 
     Args:
-        problem: what is to be computed.
-        seed: same seed, same data on the same kind of device: numbers are drawn where they are used.
-        kind: `integer` (small integers; every partial sum, in any order and with bias and residual, is an integer that the
-            accumulator and the storage types hold, so a right result is exact), `normal` (rectified normal x, normal
-            weights, results of about unit variance) or `cancelling` (terms of alternating sign whose sum nearly vanishes).
-        device: where to put them.
+        problem: the problem.
+        seed: the same seed gives the same data on the same kind of device, because numbers are drawn on the device.
+        kind: `integer` (small integers; every partial sum in any order, with bias and residual, is an integer that
+            accumulator and storage types hold, so a correct result is exact), `normal` (rectified normal x, normal weights,
+            results of about unit variance) or `cancelling` (terms of alternating sign whose sum nearly vanishes).
+        device: where the tensors are.
 
     Raises:
         InputError: another kind.
@@ -133,33 +134,33 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
                 args[graph.inputs.index(name)] = draw_indices(graph, node, generator)
         constants = [_plain(spec, kind, generator) for spec in constant_specs]
     layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
-    # `pop`: each is let go once it is placed.
+    # `pop` frees each tensor once it is converted.
     placed = tuple(in_layout(args.pop(0).to(DTYPES[spec.dtype]), layout) for spec in arg_specs)
     held = tuple(t.to(DTYPES[s.dtype]) for t, s in zip(constants, constant_specs, strict=True))
     return Data(placed, held)
 
 
 def with_zeros(data: Data, percent: float, seed: int, kind: str = "zeros") -> Data:
-    """The same data with so many percent of zeros in the first arg, in places drawn at random, and none elsewhere in it.
+    """The same data with a percentage of zeros in the first arg, in random places, and no other zeros in it.
 
     Args:
-        data: a convolution's.
+        data: a convolution's data.
         percent: 0 to 100.
-        seed: same seed, same places on the same kind of device.
-        kind: what is zero or not as a whole, each image by itself: single values (`zeros`), channels, tiles or blocks
+        seed: the same seed gives the same places on the same kind of device.
+        kind: which parts of each image are zero or not as a whole: single values (`zeros`), channels, tiles or blocks
             (`convoy.engines.activation_sparsity.SparsityShares`).
     """
     x = dense(data.args[0])
     generator = torch.Generator(x.device).manual_seed(seed)
     kept = _kept_places(x.shape, percent, generator, kind)
-    # Values that are zero already (rectified ones) become ones of the usual size; integers stay integers, whose sums are exact.
+    # Values that are zero already (rectified) become nonzero; integers stay integers, whose sums are exact.
     usual = torch.rand(x.shape, generator=generator, device=x.device).to(x.dtype) + 0.5
     filled = torch.where(x == 0, usual.ceil() if torch.equal(x, x.round()) else usual, x)
     return Data((torch.where(kept, filled, 0.0).contiguous(memory_format=_format(x)), *data.args[1:]), data.constants)
 
 
 def _kept_places(shape: torch.Size, percent: float, generator: torch.Generator, kind: str) -> torch.Tensor:
-    """Booleans of a shape, False where values become zero."""
+    """Booleans of a shape, False for values that become zero."""
 
     def drawn(shape: Sequence[int]) -> torch.Tensor:
         return torch.rand(tuple(shape), generator=generator, device=generator.device)
@@ -167,7 +168,9 @@ def _kept_places(shape: torch.Size, percent: float, generator: torch.Generator, 
     if kind == "zeros":
         return drawn(shape) >= percent / 100
     n, c, h, w = shape
-    if kind == "dead_channels":  # that many of every image: a share by chance alone would be off where channels are few
+    if (
+        kind == "dead_channels"
+    ):  # exactly this many channels of every image: random choices would be off for few channels
         order = drawn((n, c)).argsort(1).argsort(1)
         return (order >= round(c * percent / 100))[:, :, None, None].expand(shape)
     channels = BLOCK if kind == "dead_blocks" else 1
@@ -184,7 +187,7 @@ def _format(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def _plain(spec: TensorSpec, kind: str, generator: torch.Generator) -> torch.Tensor:
-    """A value of a piece of the graph."""
+    """Random values for one value of a subgraph."""
     if not DTYPES[spec.dtype].is_floating_point:
         return _integers(0, 1, spec.shape, generator)
     dtype = _drawn_in(spec)
@@ -194,7 +197,7 @@ def _plain(spec: TensorSpec, kind: str, generator: torch.Generator) -> torch.Ten
 
 
 def _drawn_in(spec: TensorSpec) -> torch.dtype | None:
-    """The dtype to draw a value in; None: the drawing function's own."""
+    """The dtype to draw a value in; None: the default of the drawing function."""
     return DTYPES[spec.dtype] if spec.elements >= LARGE else None
 
 
@@ -212,7 +215,7 @@ def _integers(
 def _operands(
     problem: ConvProblem | LinearProblem, kind: str, generator: torch.Generator
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The args and constants of a sum of products: two operands, then what the epilogue adds."""
+    """The args and constants of a sum of products: two operands, then the terms that the epilogue adds."""
     arg_specs, constant_specs = tensor_specs(problem)
     gradient = isinstance(problem, ConvProblem) and problem.direction != "fprop"
     first, second = arg_specs[0].shape, (arg_specs[1] if gradient else constant_specs[0]).shape
@@ -230,7 +233,7 @@ def _operands(
         rest = [_integers(-most_first, most_first, s.shape, generator, _drawn_in(s)) for s in added]
     else:
         length = max(problem.reduction_length, 1)
-        fine = kind == "cancelling"  # what nearly cancels is drawn finely, whatever it takes
+        fine = kind == "cancelling"  # drawn in full precision, whatever memory it takes
         a = _normal(first, generator, None if fine else first_in)
         b = _normal(second, generator, None if fine else second_in)
         b /= math.sqrt(length)
@@ -246,7 +249,7 @@ def _operands(
 
 
 def _by_output(problem: ConvProblem | LinearProblem, rows: torch.Tensor) -> torch.Tensor:
-    """Rows, one for each output channel of the sum, as the second operand: inverse of laying the terms of a sum side by side."""
+    """Rows, one for each output channel of the sum, in the shape of the second operand."""
     if isinstance(problem, LinearProblem):
         return rows
     p = problem
@@ -262,9 +265,11 @@ def _kept(problem: ConvProblem) -> torch.Tensor:
     """The mask of a problem's weight, booleans [k, c / groups, r, s]."""
     if problem.mask is None:
         expected = "a problem with its mask's positions"
-        raise InputError("weight_mask", problem.weight_mask, expected, "A key names a mask by its digest alone.")
+        raise InputError(
+            "weight_mask", problem.weight_mask, expected, "A key holds only the mask's digest: give the mask too."
+        )
     bits = np.unpackbits(np.frombuffer(problem.mask.bits, np.uint8), count=problem.mask.positions)
-    return torch.from_numpy(bits.astype(bool)).reshape(problem.weight_spec.shape)
+    return torch.as_tensor(bits.astype(bool)).reshape(problem.weight_spec.shape)
 
 
 def _outputs(problem: ConvProblem | LinearProblem) -> int:
@@ -272,7 +277,7 @@ def _outputs(problem: ConvProblem | LinearProblem) -> int:
 
 
 def _at_most(problem: ConvProblem | LinearProblem, terms: int, generator: torch.Generator) -> torch.Tensor | None:
-    """A mask of the second operand that leaves at most so many products in any sum; None: there are no more."""
+    """A mask of the second operand that leaves at most `terms` products in any sum; None if there are no more anyway."""
     outputs, length = _outputs(problem), problem.reduction_length
     if length <= terms:
         return None

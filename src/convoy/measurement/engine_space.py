@@ -1,4 +1,4 @@
-"""What an engine offers for a problem, and in which order its settings are looked at."""
+"""The configs that an engine offers for a problem, and the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from convoy.target import Target
 
 
 def query_engine(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequence[Knobs]]:
-    """Whether an engine can do a problem, and its space; an engine that raises says no, with what it raised as the reason."""
+    """Whether an engine supports a problem, and its knob space.
+
+    An engine that raises refuses, with the exception as the reason.
+    """
     try:
         support = engine.accepts(problem, target)
         space = engine.space(problem, target) if support else ()
-    except Exception as error:  # one broken engine must not end the search for all others
+    except Exception as error:  # one broken engine must not end the search of the others
         return Support.no(f"raised {type(error).__name__} when asked: {error}"), ()
     if support and not space:
         return Support.no("offers no knobs for this problem"), ()
@@ -23,7 +26,7 @@ def query_engine(engine: Engine, problem: Problem, target: Target) -> tuple[Supp
 
 
 def select_for_determinism(space: Sequence[Knobs], *, deterministic: bool) -> list[Knobs]:
-    """Of a space with settings that are there for the same bits' sake: those where that is asked for, else the others."""
+    """Knobs for the setting `deterministic`: those reserved for it if it is set and there are any, else all others."""
     reserved = [knobs for knobs in space if knobs.get(DETERMINISTIC)]
     return reserved if deterministic and reserved else [knobs for knobs in space if not knobs.get(DETERMINISTIC)]
 
@@ -31,16 +34,16 @@ def select_for_determinism(space: Sequence[Knobs], *, deterministic: bool) -> li
 def deterministic_only(
     engine: Engine, problem: Problem, target: Target, space: Sequence[Knobs]
 ) -> tuple[list[Knobs], str]:
-    """Of some settings those that are not known to give other bits from run to run, and why one of the others may."""
+    """The knobs that are not known to be nondeterministic, and the reason why one of the others may be."""
     try:
         reasons = {knobs: engine.nondeterminism_reason(problem, knobs, target) for knobs in space}
-    except Exception as error:  # one broken engine must not end the search for all others
+    except Exception as error:  # one broken engine must not end the search of the others
         return [], f"raised {type(error).__name__} when asked: {error}"
     return [knobs for knobs in space if not reasons[knobs]], next(filter(None, reasons.values()), "")
 
 
 def offered_knobs(engine: Engine, problem: Problem, target: Target, *, deterministic: bool) -> tuple[list[Knobs], str]:
-    """The settings that compete for a problem, and, where there are none, why not."""
+    """The knobs that compete for a problem, and the reason if there are none."""
     support, space = query_engine(engine, problem, target)
     space = select_for_determinism(space, deterministic=deterministic)
     if not deterministic or not support:
@@ -50,13 +53,13 @@ def offered_knobs(engine: Engine, problem: Problem, target: Target, *, determini
 
 
 def by_estimate(configs: Sequence[EngineConfig], estimates: Mapping[EngineConfig, float | None]) -> list[EngineConfig]:
-    """In the cost model's order; in the space's own where there is none."""
+    """Configs in the order of the cost model; in the space's own order without one."""
     known = {config: value for config, value in estimates.items() if value is not None}
     return sorted(configs, key=known.__getitem__) if len(known) == len(configs) else list(configs)
 
 
 def neighbours(knobs: Knobs, others: Sequence[Knobs]) -> list[Knobs]:
-    """The settings that differ from one in a single knob, nearest first: by one step of its values, then by two, ..."""
+    """The knobs that differ from the given ones in one value, nearest first: by one step of that knob's values, then two."""
     found: list[tuple[int, Knobs]] = []
     values: dict[str, list[Knob]] = {name: _sorted(k[name] for k in (knobs, *others) if name in k) for name in knobs}
     for other in others:
@@ -70,6 +73,6 @@ def neighbours(knobs: Knobs, others: Sequence[Knobs]) -> list[Knobs]:
 
 
 def _sorted(values: Iterable[Knob]) -> list[Knob]:
-    """Numbers in their order; words, which have none, as they come: the first of the others is the likeliest."""
+    """Numbers in their order; words in the order in which they occur, which is the engine's preference."""
     distinct = list(dict.fromkeys(values))
     return distinct if any(isinstance(value, str) for value in distinct) else sorted(distinct)

@@ -1,4 +1,4 @@
-"""What can go wrong with a candidate: an outcome with a status and a reason, or a device that does not answer any more."""
+"""How a candidate can fail: an outcome with status and reason, or a device that no longer responds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ REASON_CHARACTERS: Final = 2000
 
 
 class Failure(Exception):  # noqa: N818 - not an error of the program: an outcome with its status
-    """A candidate that is out, with the status and the reason of its row."""
+    """A candidate that failed, with the status and the reason of its row."""
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
         self.status, self.reason = status, reason
 
     def bare(self) -> Failure:
-        """Itself, without traceback and causes: their frames hold what the launch had allocated."""
+        """The failure without traceback and causes, whose frames would keep the launch's memory alive."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 
@@ -36,12 +36,12 @@ class ContextLostError(Exception):
 
 
 def first_lines(text: str) -> str:
-    """The beginning of a compiler's or an exception's words, cut to what a row may hold."""
+    """The beginning of a compiler's or an exception's message, cut to the length that a row may hold."""
     return "\n".join(text.strip().splitlines()[:REASON_LINES])[:REASON_CHARACTERS]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory is used up: a failure's status, or Python's, torch's or CUDA's way."""
+    """Whether an exception means that memory ran out: a failure's status, or an error of Python, PyTorch or CUDA."""
     if isinstance(error, Failure):
         return error.status is Status.OUT_OF_MEMORY
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -51,7 +51,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def failure_of(error: Exception, otherwise: Status) -> Failure:
-    """What an exception out of an engine means for its row; an engine may raise whatever it likes."""
+    """The failure that an engine's exception means for its row; an engine may raise anything."""
     if isinstance(error, Failure):
         return error
     if is_out_of_memory(error):
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 
 def run_or_fail(launch: Callable[[], T], device: str) -> T:
-    """Run a launch; what it raises becomes a Failure, or a ContextLostError where the device does not answer afterwards."""
+    """Run a launch; its exception becomes a Failure, or a ContextLostError if the device no longer responds."""
     try:
         return launch()
     except Exception as error:  # an engine may raise anything, and each becomes a row with its reason
@@ -78,4 +78,4 @@ def run_or_fail(launch: Callable[[], T], device: str) -> T:
                     raise ContextLostError(failure) from error
             raise failure from error
         finally:
-            del failure  # its traceback has this frame: the ring would keep what the launch had allocated
+            del failure  # its traceback holds this frame: the reference cycle would keep the launch's memory alive

@@ -1,4 +1,4 @@
-"""Guards: buffers with a known pattern round them, garbage in them, and a checksum of what nobody may change."""
+"""Guarded buffers: a known pattern around them, garbage inside, and checksums of memory that nobody may change."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.data import Data, dense, result_specs
+from convoy.measurement.device.typed_torch import split
 from convoy.problem import Problem, TensorSpec
 
 GUARD_BYTES: Final = 4096
-"""Watched bytes on each side: more than a vector store or a tile's row goes astray by."""
+"""Watched bytes on each side: more than a vector store or a row of a tile can miss by."""
 
 PART_ROWS: Final = 2048
-"""Rows of 4 KiB whose words are summed together: 8 MiB."""
+"""Rows of 4 KiB that are summed together: 8 MiB."""
 
 ALIGNMENT: Final = 256
 _PATTERN: Final = 0xA5
@@ -25,13 +26,13 @@ _GARBAGE: Final = 0xFF  # NaN in every floating dtype
 
 
 class GuardedBuffer:
-    """A buffer with guard bytes before and after it, filled with what no program may rely on (NaN).
+    """A buffer with guard bytes before and after it, filled with values that no program may rely on (NaN).
 
     Args:
         spec: shape and dtype; for a workspace, a flat `u8` spec.
         layout: memory format of a 4-D buffer.
-        device: where it lies.
-        name: what to call it when it was overrun.
+        device: its device.
+        name: its name in messages about an overrun.
     """
 
     def __init__(self, spec: TensorSpec, layout: str, device: str | torch.device, name: str = "result 0") -> None:
@@ -49,21 +50,21 @@ class GuardedBuffer:
             self.tensor = flat.view(spec.shape)
 
     def intact(self) -> bool:
-        """Whether nobody wrote outside."""
+        """Whether the guard bytes are unchanged."""
         return bool((self._before == _PATTERN).all()) and bool((self._after == _PATTERN).all())
 
 
 def overrun(buffers: Iterable[GuardedBuffer]) -> str:
-    """Names of the buffers whose guards were overwritten; empty where all are intact."""
+    """Names of the buffers whose guard bytes were overwritten; empty if all are intact."""
     return ", ".join(buffer.name for buffer in buffers if not buffer.intact())
 
 
 def checksum(tensors: Sequence[object]) -> list[torch.Tensor]:
-    """Sums of the tensors' 32-bit words along the rows and the columns of a table of 1024 columns, modulo 2^32.
+    """Sums of the tensors' 32-bit words over rows and columns of a table of 1024 columns, modulo 2^32.
 
-    A changed value always shows, and so do two that change places. Opaque tensors are read dense. A large table is summed in
-    parts: PyTorch takes memory for a sum, with int64 and a whole table up to four times the tensor's own, so that layers of
-    ResNet-50 at batch 128 had no room to be measured (H100, commit 95540a1).
+    A changed value always shows, and so do two values that changed places. Opaque tensors are read dense. A large table is
+    summed in parts: PyTorch needs memory for a sum, up to four times the tensor's own with int64 and a whole table, which
+    left no memory to measure layers of ResNet-50 at batch 128 (H100, commit 95540a1).
     """
     sums: list[torch.Tensor] = []
     for tensor in tensors:
@@ -74,7 +75,7 @@ def checksum(tensors: Sequence[object]) -> list[torch.Tensor]:
         octets = values.contiguous().view(torch.uint8)
         whole = len(octets) // 4096 * 4096
         table = octets[:whole].view(torch.int32).reshape(-1, 1024)
-        for part in table.split(PART_ROWS):
+        for part in split(table, PART_ROWS):
             sums += [part.sum(1, dtype=torch.int32), part.sum(0, dtype=torch.int32)]
         sums.append(octets[whole:].clone())
     return sums
@@ -82,7 +83,7 @@ def checksum(tensors: Sequence[object]) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class GuardedRun:
-    """What one guarded launch left behind: its results, what it did that it may not (empty: nothing), its packed constants."""
+    """What one guarded launch left: its results, its fault (empty if it did nothing wrong), and its packed constants."""
 
     results: list[torch.Tensor | None]
     fault: str = ""
@@ -92,8 +93,8 @@ class GuardedRun:
 def run_guarded(executable: Executable, problem: Problem, data: Data) -> GuardedRun:
     """Pack and launch once, on guarded results full of NaN and a guarded workspace full of garbage.
 
-    The fault names the buffer that was overrun, or says that args or packed constants were written to. Whatever the launch
-    raises passes through.
+    The fault names the overrun buffer, or says that args or packed constants were written to. The launch's exceptions pass
+    through.
     """
     device = next((tensor.device for tensor in (*data.args, *data.constants)), torch.device("cpu"))
     outputs = [

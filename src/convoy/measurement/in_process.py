@@ -1,4 +1,4 @@
-"""InProcessRunner: measures in this process, as the measuring process does."""
+"""InProcessRunner: measures in this process; the measuring worker uses it too."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from convoy.problem import EngineConfig, Problem
 from convoy.target import Target
 
 PRUNE_SLACK_US: Final = 100.0
-"""Differences below this are not worth pruning for, and a first run on a GPU holds the cost of its launch (tens of
-microseconds), which a captured graph has not."""
+"""Differences below this are not worth pruning for. On a GPU a first run includes the launch on the host (tens of
+microseconds), which a captured graph does not."""
 
 HOST_US: Final = 5000.0
-"""First runs of up to this may be slow by the host alone, and are looked at again without it."""
+"""First runs up to this time may be slow only on the host, and are timed again without it."""
 
-HELD_SHARE: Final = 0.25
-"""Share of the memory there is that candidates may hold while they wait to be timed together."""
+MAX_HELD_FRACTION: Final = 0.25
+"""Share of the device's memory that candidates may hold until they are timed together."""
 
 
 class InProcessRunner:
     """Measures in this process: a candidate that crashes or hangs takes the process with it.
 
-    The data of the problem asked for last, and its candidates that were right, are kept for the next request.
+    It keeps the data of the last problem, and its correct candidates, for the next request.
 
     Args:
         target: the device.
         extra_engines: extra engines as `id=module:Class`.
-        timeout_s: unused; only a child can be ended from outside.
+        timeout_s: unused; only a child process can be ended from outside.
         memory_bytes: most bytes that the process may hold on the device (`measurement.device.memory_limit`); None: no limit.
-        announce: told what begins.
+        announce: called with the phase that begins.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class InProcessRunner:
     ) -> None:
         del timeout_s
         self.target = target
-        self._most_held = HELD_SHARE * (memory_bytes or target.memory_bytes)
+        self._most_held = MAX_HELD_FRACTION * (memory_bytes or target.memory_bytes)
         self.extra_engines = extra_engines
         self._announce = announce
         self._bench: ReferenceData | None = None
@@ -67,18 +67,19 @@ class InProcessRunner:
         """Bytes of a GPU that PyTorch held when nothing was being measured last, between two problems."""
 
     def prepare(self, requests: Sequence[Request]) -> None:
-        """Nothing is begun early: there is one process."""
+        """Does nothing: there is only this process."""
 
     def is_ready(self, request: Request) -> bool:
-        """Always: whatever must be built is built by `measure`."""
+        """Always True: `measure` builds everything itself."""
         del request
         return True
 
     def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
-        """Check every config, prune the slow ones after one run, time the rest in interleaved rounds.
+        """Check every config, prune the slow ones after one run, and time the others in interleaved rounds.
 
         Raises:
-            LaunchError: a candidate broke the device's context, after its row was given; nothing more can be measured here.
+            LaunchError: a candidate broke the device's context, after its row was yielded; this process can measure nothing
+                more.
         """
         try:
             yield from self._measure(request, protocol)
@@ -89,7 +90,7 @@ class InProcessRunner:
             raise LaunchError(f"the device cannot be used any more in this process: {lost}") from lost
 
     def close(self) -> None:
-        """Let go of data and candidates."""
+        """Free data and candidates."""
         self._bench = None
         self._ready.clear()
 
@@ -97,7 +98,7 @@ class InProcessRunner:
         self._announce(-1, "data")
         try:
             bench = self._bench_for(request.problem)
-        except Exception as error:  # e.g. no memory for the float64 oracle: every candidate's row says so
+        except Exception as error:  # e.g. no memory for the float64 oracle; every candidate gets a row that says so
             failure = failure_of(error, Status.LAUNCH_ERROR)
             for config in request.configs:
                 reason = f"test data could not be made: {failure.reason}"
@@ -108,7 +109,7 @@ class InProcessRunner:
         for index, config in enumerate(request.configs):
             found = self._attempt(bench, index, config, protocol, best)
             if isinstance(found, Failure) and found.status is Status.OUT_OF_MEMORY and self._ready:
-                yield from self._time(request, waiting, protocol)  # those who wait hold memory
+                yield from self._time(request, waiting, protocol)  # waiting candidates hold memory
                 waiting = []
                 self._ready.clear()
                 self._empty_cache()
@@ -117,7 +118,7 @@ class InProcessRunner:
                 yield self._failed(request, config, protocol, found)
                 continue
             once = found[1]
-            if config.engine != BASELINE and once > _too_slow(best, protocol):
+            if config.engine != BASELINE and once > _prune_limit_us(best, protocol):
                 self._ready.pop(config, None)
                 yield self._timed(request, found[0], protocol, SampleSummary(1, once, 0.0))
                 continue
@@ -141,9 +142,9 @@ class InProcessRunner:
         if sibling is not None and data_key(sibling.problem) != data_key(problem):
             sibling = None
         if sibling is not None:
-            sibling.landing.clear()
+            sibling.output_buffers.clear()
         self._ready.clear()
-        self._empty_cache()  # the pools of graphs that are gone are nobody else's
+        self._empty_cache()  # memory pools of freed graphs are not reused
         if self.target.device == "cuda" and sibling is None:
             self.idle_bytes = torch.cuda.memory_reserved()
         refresh_memory_limit()
@@ -164,7 +165,7 @@ class InProcessRunner:
     def _attempt(
         self, bench: ReferenceData, index: int, config: EngineConfig, protocol: Protocol, best_us: float
     ) -> tuple[PreparedCandidate, float] | Failure:
-        """A candidate with the time of one run, or why there is none."""
+        """A candidate with the time of one run, or its failure."""
         self._begin(index, config, "build")
         try:
             return self._first_run(bench, config, protocol, best_us)
@@ -180,10 +181,10 @@ class InProcessRunner:
     def _first_run(
         self, bench: ReferenceData, config: EngineConfig, protocol: Protocol, best_us: float
     ) -> tuple[PreparedCandidate, float]:
-        """A candidate that is right, with the time of one run; of a second one where the first says that it is slow.
+        """A correct candidate with the time of one run; of a second run if the first is slow.
 
-        A row of a pruned candidate stays: it should not rest on one moment in which something else used the machine, nor, where
-        it will run in a graph, on what the host needs to launch it.
+        A pruned candidate's row stays in the database, so it should not depend on a moment in which another program used the
+        machine, nor, if it will run in a graph, on the launch time of the host.
         """
         ready = self._ready.get(config)
         if ready is None:
@@ -194,7 +195,7 @@ class InProcessRunner:
             return run_or_fail(lambda: first_run_us(ready.launch, self.target.device), self.target.device)
 
         once = run()
-        if once <= _too_slow(best_us, protocol):
+        if once <= _prune_limit_us(best_us, protocol):
             return ready, once
         if protocol.clock == "graph" and once < HOST_US:
             return ready, run_or_fail(lambda: replayed_us(ready.launch), self.target.device)
@@ -203,9 +204,9 @@ class InProcessRunner:
     def _time(
         self, request: Request, group: list[tuple[int, PreparedCandidate]], protocol: Protocol
     ) -> Iterator[Measurement]:
-        """Interleaved rounds; whoever fails meanwhile gets its row, and the others are timed again without it.
+        """Time candidates in interleaved rounds. One that fails gets its row, and the others are timed again without it.
 
-        Where there is no room to time all at once, each half is timed by itself.
+        If memory does not suffice to time all of them together, each half is timed by itself.
         """
         if not group:
             return
@@ -228,17 +229,17 @@ class InProcessRunner:
         if failure.status is Status.OUT_OF_MEMORY and len(group) > 1:
             middle = len(group) // 2
             for half in (group[:middle], group[middle:]):
-                self._thaw(group)
+                self._release_copies(group)
                 yield from self._time(request, half, protocol)
             return
         _, ready = group.pop(current)
         yield self._failed(request, ready.config, protocol, failure)
         yield from self._time(request, group, protocol)
 
-    def _thaw(self, group: Sequence[tuple[int, PreparedCandidate]]) -> None:
-        """Give back what candidates hold to be timed alone."""
+    def _release_copies(self, group: Sequence[tuple[int, PreparedCandidate]]) -> None:
+        """Free what candidates hold for timing."""
         for _, ready in group:
-            ready.thaw()
+            ready.release_copies()
         self._empty_cache()
 
     @torch.no_grad()
@@ -250,7 +251,7 @@ class InProcessRunner:
         if protocol.cold:
             for position, ready in enumerate(group):
                 announce(position)
-                run_or_fail(partial(ready.cool, whole=protocol.copies_whole), device)
+                run_or_fail(partial(ready.make_copies, whole=protocol.copies_whole), device)
         samples = run_or_fail(lambda: time_rounds(launches, protocol, rounds, device, announce), device)
         return summarise_rounds({ready.config: values for ready, values in zip(group, samples, strict=True)})
 
@@ -277,6 +278,6 @@ class InProcessRunner:
         )
 
 
-def _too_slow(best_us: float, protocol: Protocol) -> float:
-    """Time of a run from which a candidate is pruned."""
+def _prune_limit_us(best_us: float, protocol: Protocol) -> float:
+    """The time of one run from which a candidate is pruned."""
     return protocol.prune_ratio * best_us + PRUNE_SLACK_US

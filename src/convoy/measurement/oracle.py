@@ -1,12 +1,14 @@
-"""What is right: a problem's results in float64, and norms of what its sums are made of."""
+"""The exact results of a problem in float64, and norms of its sums' terms."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch.nn import grad
 from torch.nn.functional import conv2d, linear
 
 from convoy.engines.activations import activate, pool2d
@@ -20,18 +22,19 @@ from convoy.measurement.data import (
     result_specs,
     with_constant_weight,
 )
+from convoy.measurement.device.typed_torch import l2_norm
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
 
 
 def _plain_data(problem: ConvProblem, data: Data) -> Data:
-    """A fresh problem's data with weight and bias as constants again."""
+    """The data of a problem with a dynamic weight, with weight and bias as constants."""
     x, *rest = data.args
     count = dynamic_constants(problem)
     return Data((x, *rest[count:]), tuple(rest[:count]))
 
 
 def oracle(problem: Problem, data: Data) -> list[torch.Tensor]:
-    """The problem's results in float64, by PyTorch's own float64 arithmetic on the data's device."""
+    """The problem's results in float64, by PyTorch's float64 arithmetic on the data's device."""
     if has_dynamic_weight(problem):
         return oracle(with_constant_weight(problem), _plain_data(problem, data))
     args = [_double(t) for t in data.args]
@@ -52,27 +55,27 @@ def oracle(problem: Problem, data: Data) -> list[torch.Tensor]:
 
 
 def terms_norm(problem: ConvProblem | LinearProblem, data: Data, index: int, power: int) -> float:
-    """Norm of what the results' terms amount to.
+    """Norm of the sums of the terms' magnitudes.
 
     Args:
         problem: a sum of products.
         data: its operands.
         index: which result.
-        power: 1 for the sums of |x||weight|, the measure on cancelling data; 2 for the roots of the sums of squares, which
-            is what sums of terms of random sign amount to.
+        power: 1 for the sums of |x||weight|, used for cancelling data; 2 for the roots of the sums of squares, the typical
+            size of sums of terms with random signs.
     """
     if has_dynamic_weight(problem):
         return terms_norm(with_constant_weight(problem), _plain_data(problem, data), index, power)
     plain = replace(problem, epilogue=replace(problem.epilogue, activation="none"))
     args = tuple(_double(t).abs() ** power for t in data.args)
     constants = tuple(_double(t).abs() ** power for t in data.constants)
-    return float((oracle(plain, Data(args, constants))[index] ** (1 / power)).norm())
+    return l2_norm(oracle(plain, Data(args, constants))[index] ** (1 / power))
 
 
 def spread_norm(problem: ConvProblem | LinearProblem, data: Data, index: int) -> float:
     """Norm that the results would have if every output saw the whole filter, from the operands' root mean squares.
 
-    Methods that transform whole tiles spread their rounding over all outputs of a tile, those too that see little but
+    Methods that transform whole tiles spread their rounding over all outputs of a tile, also over those that see mostly
     padding.
     """
     operands = (data.args[0], (*data.constants, *data.args[1:])[0])
@@ -85,17 +88,18 @@ def _double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def conv_sizes(problem: ConvProblem) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]:
-    """Stride, padding, dilation, groups, as torch's functions take them after the bias."""
+    """Stride, padding, dilation and groups, as PyTorch's functions take them after the bias."""
     stride = (problem.stride_h, problem.stride_w)
     return stride, (problem.pad_h, problem.pad_w), (problem.dilation_h, problem.dilation_w), problem.groups
 
 
 def _gradients(problem: ConvProblem, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    gradients: Any = grad  # its functions have no complete type annotations
     stride, padding, dilation, groups = conv_sizes(problem)
     if problem.direction == "dgrad":
         dy, weight = args
         shape = problem.x_spec.shape
-        return [torch.nn.grad.conv2d_input(shape, weight, dy, stride, padding, dilation, groups)]
+        return [gradients.conv2d_input(shape, weight, dy, stride, padding, dilation, groups)]
     x, dy = args
-    dweight = torch.nn.grad.conv2d_weight(x, problem.weight_spec.shape, dy, stride, padding, dilation, groups)
+    dweight = gradients.conv2d_weight(x, problem.weight_spec.shape, dy, stride, padding, dilation, groups)
     return [dweight, dy.sum((0, 2, 3))] if problem.epilogue.bias else [dweight]

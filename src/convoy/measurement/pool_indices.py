@@ -1,7 +1,7 @@
-"""Where a maximum pooling found its maxima: indices that a piece of the graph reads, drawn as a pooling would give them.
+"""Indices of a maximum pooling, drawn at random, for subgraphs that read them.
 
-The backward pass of a pooling adds each gradient to the place that an index names. Were all indices alike, kernels that add by
-atomic operations would queue at one place, and kernels that look for indices inside their windows would rightly find none.
+The backward pass of a pooling adds each gradient to the element that an index names. If all indices were equal, kernels with
+atomic operations would serialize, and kernels that look for indices inside their windows would find none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _X, _KERNEL, _STRIDE, _PADDING, _DILATION, _INDICES = 1, 2, 3, 4, 5, 7
 
 
 def readers_of_indices(graph: Graph) -> dict[str, Node]:
-    """The backward pooling that reads an input of the graph as its indices, as it is or widened, by the input's name."""
+    """The backward poolings that read an input of the graph as their indices, directly or through a cast, by the input's name."""
     found: dict[str, Node] = {}
     for node in graph.nodes:
         if node.op != MAX_POOL_BACKWARD or not isinstance(given := node.args[_INDICES], Ref):
@@ -29,16 +29,16 @@ def readers_of_indices(graph: Graph) -> dict[str, Node]:
 
 
 def draw_indices(graph: Graph, node: Node, generator: torch.Generator) -> torch.Tensor:
-    """Indices that a pooling of random maxima would give.
+    """Indices that a pooling of random values would return.
 
     Args:
-        graph: the piece.
+        graph: the subgraph.
         node: its backward pooling.
-        generator: where the numbers come from, and on which device.
+        generator: the random generator; its device is the result's.
 
     Returns:
-        int64 [n, c, p, q], to be cast to the input's dtype: row · width + column of a pixel inside each window, all of a
-        window's pixels equally likely.
+        int64 [n, c, p, q], to be cast to the input's dtype: row · width + column of a pixel in each window, all pixels of a
+        window equally likely.
     """
     x, indices = node.args[_X], node.args[_INDICES]
     assert isinstance(x, Ref)
@@ -67,7 +67,7 @@ def _along(
 
 
 def _pair(arg: Arg) -> tuple[int, int]:
-    """Both sides of a setting that may be given as one."""
+    """Both values of a size that may be given as one."""
     sides = arg if isinstance(arg, tuple) else (arg,)
     first, last = sides[0], sides[-1]
     assert isinstance(first, int)

@@ -1,4 +1,4 @@
-"""Protocol: how one sample is taken. Its id stands in every row, and rows of different protocols are not compared."""
+"""How one sample is taken. The protocol's id is stored in every row; rows of different protocols are not compared."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from convoy.errors import InputError
 from convoy.settings import Effort
 
 CLOCKS: Final = ("wall", "events", "graph")
-"""`wall`: perf_counter_ns round launches on a CPU. `events`: CUDA events round launches. `graph`: CUDA events round the
-replay of a captured graph of launches, which is how the finished program runs them."""
+"""`wall`: perf_counter_ns around launches on a CPU. `events`: CUDA events around launches. `graph`: CUDA events around the
+replay of a captured graph of launches, as the finished program runs them."""
 
 VERSIONS: Final = {"wall": (5, 4), "events": (4,), "graph": (5, 4)}
-"""By clock, the version in an id, the present one first. Of `graph`, 4 chose a graph's launches by the host's clock: candidates
-that take the host long had fewer, and up to some microseconds of the graph's start in their times. Of `wall`, 4 found
-constants in the cache that an engine takes as torch has them, such as the weight of a linear layer."""
+"""By clock, the version in an id, the present one first. Version 4 of `graph` chose the number of launches in a graph by the
+host's clock: candidates with slow host code had fewer, so up to some microseconds of the graph's start were in their
+times. Version 4 of `wall` left constants in the cache that an engine uses unpacked, such as the weight of a linear layer."""
 
 MAX_COPIES: Final = 8
-"""Copies of a candidate's packed constants that cold timing goes round, at most: with 8, all constants of an eighth of the
-cache and more come from memory; smaller ones take little time to fetch, and packing many copies takes much."""
+"""Most copies of a candidate's packed constants that cold timing uses in turn. With 8, constants of at least an eighth of the
+cache come from memory; smaller ones take little time to load, and packing many copies takes long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """How a candidate is timed.
 
-    What makes two samples comparable stands in `id`: the clock, the state of the cache, the least length of a sample. How
-    many samples were taken stands in the row instead, so that a search of more effort starts from what a quick one found.
+    The `id` holds what makes two samples comparable: the clock, the state of the cache, the least length of a sample. The
+    number of samples is stored in the row instead, so that a longer search continues from a quick one.
 
     Attributes:
         clock: one of `CLOCKS`.
-        cold: whether every launch finds its constants in memory and not in the last-level cache, as in a net whose weights
-            do not fit there; arguments are as warm as the launch before left them.
-        min_sample_us: launches are repeated until a sample is about this long; the sample is their mean.
+        cold: whether every launch finds its constants in memory instead of the last-level cache, as in a net whose weights
+            exceed the cache; arguments are as warm as the previous launch left them.
+        min_sample_us: launches are repeated until a sample takes about this long; the sample is their mean.
         few: samples for a first look at many candidates.
-        rounds: samples for the few that may win.
-        prune_ratio: a candidate whose first run takes more than this many times the best known is not timed again.
+        rounds: samples for the few candidates that may win.
+        prune_ratio: a candidate whose first run takes more than this many times the best known time is not timed again.
     """
 
     clock: str
@@ -57,12 +57,12 @@ class Protocol:
 
     @property
     def id(self) -> str:
-        """Canonical text; a clock's version is counted up whenever the timer's meaning changes."""
+        """Canonical text; a clock's version increases when the timer's meaning changes."""
         return self._id(VERSIONS[self.clock][0])
 
     @property
     def earlier(self) -> tuple[str, ...]:
-        """Ids of earlier versions. Their rows are not compared with this one's, but say what is worth measuring."""
+        """Ids of earlier versions. Their rows are not compared with this protocol's, but give hints about what to measure."""
         return tuple(map(self._id, VERSIONS[self.clock][1:]))
 
     def _id(self, version: int) -> str:
@@ -70,24 +70,27 @@ class Protocol:
 
     @property
     def copies_whole(self) -> bool:
-        """Whether cold timing copies also those constants that an engine takes as torch has them, and not packed ones alone.
+        """Whether cold timing also copies constants that an engine uses unpacked.
 
-        By a GPU's clocks it does not: weights of 1x1 convolutions and linear layers are in the cache for engines that do not pack
-        tiles. Copying them would be another version, with which no row that ships could be compared.
+        On a GPU it does not: weights of 1x1 convolutions and linear layers stay in the cache for engines that do not pack
+        tiles. Copying them would be a new version, with which no shipped row could be compared.
         """
         return self.clock == "wall"
 
     def is_thorough(self, samples: int) -> bool:
-        """Whether so many samples are what `rounds` asks for; up to half of the rounds may have been dropped as disturbed."""
+        """Whether this many samples are all that `rounds` asks for.
+
+        Up to half of the rounds may have been dropped as disturbed.
+        """
         return 2 * samples >= self.rounds
 
 
 def protocol_for(effort: Effort | str, device: str) -> Protocol:
     """The protocol that a search of this effort uses on a device.
 
-    All efforts have one id on one device, so that rows carry over. A CPU's sample lasts 500 µs: a hundred times what the clock
-    and a launch through PyTorch cost (about 5 µs), and short enough for a net's hundreds of candidates. A GPU's lasts 200 µs:
-    four hundred times the resolution of its events (0.5 µs; CUDA Runtime API, cudaEventElapsedTime).
+    All efforts have the same id on one device, so rows are shared. A CPU's sample lasts 500 µs: a hundred times the cost of
+    the clock and of a launch through PyTorch (about 5 µs), and short enough for a net's hundreds of candidates. A GPU's lasts
+    200 µs: four hundred times the resolution of its events (0.5 µs; CUDA Runtime API, cudaEventElapsedTime).
     """
     thorough = Effort(effort) is Effort.FULL
     if device == "cuda":

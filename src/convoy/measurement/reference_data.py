@@ -1,4 +1,4 @@
-"""What all candidates of a problem are tried on: data and the oracle's answers, made once, and a check against them."""
+"""The data that all candidates of a problem are measured on, with the oracle's results, and the check against them."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProbl
 from convoy.target import Target
 
 CHECKED_KINDS: Final = ("integer", "normal")
-"""Data that every candidate is checked on; the last is what it is timed on."""
+"""Kinds of data that every candidate is checked on; the last is also used for timing."""
 
 SEED: Final = 20231
 
 ORACLE_FLOPS: Final = {"cpu": 4e9, "cuda": 1e12}
-"""Work above which the oracle computes some images of a batch alone: about half a second of float64 on either device."""
+"""Operations from which the oracle computes only some images of a batch: about half a second of float64 on either device."""
 
 MIN_CHECKED: Final = 2
 """Images that are always checked: the first and the last."""
 
 
 class ReferenceData:
-    """The data of one problem with the oracle's answers, made once for all its candidates.
+    """The data of one problem with the oracle's results, made once for all its candidates.
 
-    Of a batch whose oracle would take too long, or more memory than there is, the first images and the last are checked: a kernel
-    treats the images of a batch alike but for its first and last tiles.
+    If the oracle of the whole batch would take too long, or more memory than available, the first images and the last are
+    checked: a kernel treats the images of a batch alike, except in its first and last tiles.
 
     Args:
-        problem: what is computed.
-        target: where.
-        sibling: the bench of another problem: if that differs in memory format, activation and pooling alone, its data
-            serves again, and its answers do if activation and pooling are the same (`make_data` gives the same values for both).
+        problem: the problem.
+        target: the device.
+        sibling: the data of another problem. If that differs only in memory format, activation and pooling, its data is
+            reused, and its results too if activation and pooling are the same (`make_data` gives the same values for both).
 
     Attributes:
-        landing: where launches write that are timed.
+        output_buffers: where timed launches write.
     """
 
     def __init__(self, problem: Problem, target: Target, sibling: ReferenceData | None = None) -> None:
@@ -55,20 +55,20 @@ class ReferenceData:
         self._data: dict[str, Data] = {}
         self._exact: dict[str, list[torch.Tensor]] = {}
         self._sums: dict[str, list[torch.Tensor]] = {}
-        self._thinned: dict[tuple[str, int], Data] = {}
-        self.landing = OutputBuffers(problem, target.device)
+        self._with_zeros: dict[tuple[str, int], Data] = {}
+        self.output_buffers = OutputBuffers(problem, target.device)
         if sibling is not None and data_key(sibling.problem) == data_key(problem):
             layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
             for kind in list(sibling._data):
-                sibling._remake_if_spoilt(kind)
+                sibling._remake_if_changed(kind)
                 data, _ = sibling.of(kind)
                 self._data[kind] = Data(tuple(in_layout(dense(t), layout) for t in data.args), data.constants)
-            if _finish(sibling.problem) == _finish(problem):
+            if _epilogue_end(sibling.problem) == _epilogue_end(problem):
                 self._exact, self.checked = sibling._exact, sibling.checked
         self._check(self.checked)
 
     def _check(self, images: tuple[int, ...]) -> None:
-        """Look at these images of the batch alone; empty: at all. Answers for others are let go; a sibling keeps its own."""
+        """Check only these images of the batch; empty: all. Results of other images are dropped; a sibling keeps its own."""
         if images != self.checked:
             self._exact = {}
         self.checked = images
@@ -77,7 +77,7 @@ class ReferenceData:
             self._small = replace(self.problem, n=len(images))
 
     def fill(self) -> None:
-        """Make everything now."""
+        """Make all data and results now."""
         for kind in CHECKED_KINDS:
             self._sums[kind] = self._sums_now(kind)
 
@@ -98,24 +98,24 @@ class ReferenceData:
         return make_data(self.problem, SEED, kind, self.target.device)
 
     def _spare(self, kind: str) -> bool:
-        """Let go of what can be made again, but for data of this kind; whether there was anything."""
+        """Free everything that can be made again, except data of this kind; returns whether there was anything."""
         others = [other for other in self._data if other != kind]
         for other in others:
             del self._data[other]
-        found = bool(others or self._thinned) or self.landing.is_held
-        self._thinned.clear()
-        self.landing.clear()
+        found = bool(others or self._with_zeros) or self.output_buffers.is_held
+        self._with_zeros.clear()
+        self.output_buffers.clear()
         if self.target.device == "cuda":
             torch.cuda.empty_cache()
         return found
 
     def _answers(self, kind: str) -> list[torch.Tensor]:
-        return self._with_room(kind, lambda: oracle(self._small, self._picked(self._data[kind])))
+        return self._retry_with_less_memory(kind, lambda: oracle(self._small, self._picked(self._data[kind])))
 
-    def _with_room(self, kind: str, attempt: Callable[[], T]) -> T:
-        """Try; where memory is used up without what can be made anew, then with fewer images checked, if they are independent.
+    def _retry_with_less_memory(self, kind: str, attempt: Callable[[], T]) -> T:
+        """Run a function; if memory runs out, free what can be made again, then check fewer images if images are independent.
 
-        Where that does not help, as many are checked as before: it is no fault of the answers.
+        If that does not help either, as many images are checked as before: the results are not at fault.
         """
         before = self.checked
         spared = False
@@ -134,18 +134,18 @@ class ReferenceData:
                 self._check(fewer)
 
     def timed_on(self, config: EngineConfig) -> Data:
-        """What a candidate is timed on: the ordinary data, or, where its engine skips zeros, the same with that many in x."""
+        """The data that a candidate is timed on: the normal data, or for an engine that skips zeros, the same with zeros in x."""
         data, _ = self.of("normal")
         kind = sparsity_kind(config.knobs)
         if kind is None:
             return data
         wanted = kind, config.knobs.integer(kind)
-        if wanted not in self._thinned:
-            self._thinned[wanted] = with_zeros(data, wanted[1], SEED, kind)
-        return self._thinned[wanted]
+        if wanted not in self._with_zeros:
+            self._with_zeros[wanted] = with_zeros(data, wanted[1], SEED, kind)
+        return self._with_zeros[wanted]
 
-    def _remake_if_spoilt(self, kind: str) -> None:
-        """Make the data again where an earlier candidate has written to it, so that nobody else is taken for wrong."""
+    def _remake_if_changed(self, kind: str) -> None:
+        """Make the data again if an earlier candidate wrote to it, so that no other candidate is blamed."""
         sums = self._sums_now(kind)
         before = self._sums.setdefault(kind, sums)
         if not all(torch.equal(a, b) for a, b in zip(before, sums, strict=True)):
@@ -166,21 +166,21 @@ class ReferenceData:
         return tensor[list(self.checked)]
 
     def verify(self, engine: Engine, executable: Executable, kind: str) -> tuple[float, Packed]:
-        """Launch once on guarded buffers full of garbage.
+        """Launch once on guarded buffers filled with garbage, and check the results.
 
-        Where launch and check have no room beside the oracle's answers, they are made again for fewer images.
+        If launch and check run out of memory, the oracle's results are made again for fewer images.
 
         Returns:
             The relative L2 error against the oracle, and the packed constants.
 
         Raises:
-            Failure: it raised, wrote where it may not, or is wrong.
+            Failure: the candidate raised, wrote outside its buffers, or is wrong.
             ContextLostError: it broke the device's context.
         """
-        return self._with_room(kind, lambda: self._verify(engine, executable, kind))
+        return self._retry_with_less_memory(kind, lambda: self._verify(engine, executable, kind))
 
     def _verify(self, engine: Engine, executable: Executable, kind: str) -> tuple[float, Packed]:
-        self._remake_if_spoilt(kind)
+        self._remake_if_changed(kind)
         data, exact = self.of(kind)
         trial = run_or_fail(lambda: run_guarded(executable, self.problem, data), self.target.device)
         if trial.fault:
@@ -206,26 +206,26 @@ def checked_images(problem: Problem, device: str) -> tuple[int, ...]:
 
 
 def _fewer(problem: Problem, checked: tuple[int, ...]) -> tuple[int, ...]:
-    """Half as many images, the last among them; empty where there are no fewer."""
+    """Half as many images, including the last; empty if there are no fewer."""
     if not _has_images(problem) or len(checked) == MIN_CHECKED:
         return ()
     return _first_and_last(problem.n, (len(checked) or problem.n) // 2)
 
 
 def _first_and_last(images: int, count: int) -> tuple[int, ...]:
-    """So many of a batch's images, the last among them."""
+    """The first images of a batch and the last, `count` in all."""
     return (*range(max(MIN_CHECKED, count) - 1), images - 1)
 
 
 def _has_images(problem: Problem) -> TypeGuard[ConvProblem | LinearProblem]:
-    """Whether a result's images are computed one by one, and are so many that some may stand for all."""
+    """Whether a problem's images are independent and numerous enough that some may stand for all."""
     if isinstance(problem, ConvProblem) and problem.direction != "fprop":
         return False
     return isinstance(problem, (ConvProblem, LinearProblem)) and problem.n > MIN_CHECKED
 
 
 def data_key(problem: Problem) -> str:
-    """Text that is the same for two problems with the same data: they differ in memory format, activation and pooling alone."""
+    """A text that is equal for problems with the same data: they differ only in memory format, activation and pooling."""
     if isinstance(problem, LayoutProblem):
         return problem.key
     if isinstance(problem, SubgraphProblem):
@@ -234,7 +234,7 @@ def data_key(problem: Problem) -> str:
     return (plain.with_layout("nchw") if isinstance(plain, ConvProblem) else plain).key
 
 
-def _finish(problem: Problem) -> tuple[str, Pool | None]:
+def _epilogue_end(problem: Problem) -> tuple[str, Pool | None]:
     layer = isinstance(problem, (ConvProblem, LinearProblem))
     return (problem.epilogue.activation, problem.epilogue.pool) if layer else ("", None)
 

@@ -1,4 +1,4 @@
-"""ReplayRunner: answers from stored rows, without any device."""
+"""ReplayRunner: returns stored rows, without a device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from convoy.problem import EngineConfig
 
 
 class ReplayRunner:
-    """Answers from stored rows, so that the search can be tested without a device; unknown configs are `unsupported`.
+    """Returns stored rows, so that the search can be tested without a device; unknown configs are `unsupported`.
 
     Attributes:
-        asked: (problem key, config, rounds) of everything that was asked, in order.
+        asked: (problem key, config, rounds) of every requested config, in order.
         prepared: number of configs announced by `prepare`.
     """
 
@@ -24,11 +24,11 @@ class ReplayRunner:
         self.prepared = 0
 
     def prepare(self, requests: Sequence[Request]) -> None:
-        """Count what was announced."""
+        """Count the announced configs."""
         self.prepared += sum(len(request.configs) for request in requests)
 
     def is_ready(self, request: Request) -> bool:
-        """Always."""
+        """Always True."""
         del request
         return True
 
@@ -42,4 +42,4 @@ class ReplayRunner:
             )
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Does nothing."""

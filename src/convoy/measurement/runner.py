@@ -1,6 +1,6 @@
-"""Who measures: this process, a child process that may crash or hang, or stored rows without any device.
+"""What measures: this process, a child process that may crash or hang, or stored rows without a device.
 
-All answer the same calls, so that the search does not know which one it drives.
+All have the same methods, so the search does not depend on which one it uses.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from convoy.problem import EngineConfig, Problem
 from convoy.target import Target
 
 PhaseCallback = Callable[[int, str], None]
-"""Told what begins: the config's index in the request (-1: none) and `data`, `build` or `time`."""
+"""Called with the phase that begins: the config's index in the request (-1: none) and `data`, `build` or `time`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Measure some configs on one problem, against each other.
+    """Configs to measure on one problem, against each other.
 
     Attributes:
-        problem: what is computed.
-        configs: the candidates; the likely fast ones first, for the slow ones are pruned against what came before.
+        problem: the problem.
+        configs: the candidates, likely fast ones first, because slow ones are pruned against earlier ones.
         rounds: samples to take of each.
         best_us: median of the best candidate known so far; 0: none.
     """
@@ -41,11 +41,11 @@ class Runner(Interface):
     """Measures requests."""
 
     def prepare(self, requests: Sequence[Request]) -> None:
-        """Told what will be asked next, so that slow builds can be begun in parallel; may do nothing."""
+        """Announce the next requests, so that slow builds can begin in parallel; may do nothing."""
         ...
 
     def is_ready(self, request: Request) -> bool:
-        """Whether `measure` would begin at once, and not wait for builds."""
+        """Whether `measure` would begin at once, without waiting for builds."""
         ...
 
     def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
@@ -56,7 +56,7 @@ class Runner(Interface):
         ...
 
     def close(self) -> None:
-        """Give back whatever was started."""
+        """End everything that was started."""
         ...
 
 

@@ -1,23 +1,26 @@
-"""Statistics of timings: median, spread, disturbed rounds, and what counts as faster. Plain Python, no torch."""
+"""Statistics of timings: median, spread, disturbed rounds, and when one is faster. Plain Python, no torch."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 DISTURBED: Final = 1.25
-"""A round in which the candidates together ran this much slower than they usually do was throttled or disturbed: well over
-the 15 % that interleaved timings differ by on a busy machine, well under the 2x of a core that is shared."""
+"""A round in which the candidates together ran this much slower than usual was throttled or disturbed. It is well over the 15
+% by which interleaved timings differ on a busy machine, and well under the factor of 2 of a shared core."""
 
 MIN_KEPT: Final = 0.5
-"""Share of the rounds that is kept at least: where most are disturbed, that is how this machine is."""
+"""Least share of rounds that is kept: if most are disturbed, that is the machine's normal state."""
+
+Name = TypeVar("Name")
+"""What a candidate is named by."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSummary:
-    """Samples, summed up.
+    """Samples, summarised.
 
     Attributes:
         samples: how many count.
@@ -43,15 +46,15 @@ def is_faster(challenger: SampleSummary, champion: SampleSummary) -> bool:
     return challenger.median_us + max(challenger.spread_us, champion.spread_us) < champion.median_us
 
 
-def disturbed_rounds(samples: Mapping[object, Sequence[float]]) -> frozenset[int]:
+def disturbed_rounds(samples: Mapping[Name, Sequence[float]]) -> frozenset[int]:
     """Indices of rounds to drop: those in which the interleaved candidates together were slow.
 
-    Each candidate's sample is taken relative to that candidate's own median; a round's factor is the median of these over
-    the candidates, so one noisy candidate does not condemn a round in which it is one of many. At most half of the rounds
-    are dropped, the slowest first.
+    Each candidate's sample is divided by that candidate's median; a round's factor is the median of these over the
+    candidates, so one noisy candidate among many does not cause a round to be dropped. At most half of the rounds are
+    dropped, the slowest first.
 
     Args:
-        samples: by candidate, one sample a round, all of one length.
+        samples: by candidate, one sample per round, all of one length.
     """
     series = [list(values) for values in samples.values()]
     if not series or len(series[0]) < 3:
@@ -68,8 +71,8 @@ def disturbed_rounds(samples: Mapping[object, Sequence[float]]) -> frozenset[int
     return frozenset(slow[: int(rounds * (1 - MIN_KEPT))])
 
 
-def summarise_rounds(samples: Mapping[object, Sequence[float]]) -> dict[object, SampleSummary]:
-    """Sum up interleaved samples by candidate, without the disturbed rounds."""
+def summarise_rounds(samples: Mapping[Name, Sequence[float]]) -> dict[Name, SampleSummary]:
+    """Summarise interleaved samples by candidate, without the disturbed rounds."""
     dropped = disturbed_rounds(samples)
     return {
         name: summarise([value for index, value in enumerate(values) if index not in dropped])

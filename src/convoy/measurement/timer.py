@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -19,26 +19,26 @@ Sample = Callable[[], float]
 """Takes one sample: microseconds of one launch."""
 
 MAX_REPEATS: Final = 1000
-"""Launches in one sample, at most."""
+"""Most launches in one sample."""
 
 GRAPH_LAUNCHES: Final = 64
-"""Launches in one captured graph, at most: capturing costs about 10 µs each, and a graph's own start is hidden from kernels of a
-few microseconds by then."""
+"""Most launches in one captured graph: capturing costs about 10 µs each, and 64 launches hide a graph's own start even for
+kernels of a few microseconds."""
 
 GRAPH_START_US: Final = 5.0
-"""About what a graph's start takes beside its launches."""
+"""About the time of a graph's start besides its launches."""
 
 
 def first_run_us(launch: LaunchFunction, device: str) -> float:
-    """Time of one launch after one that is not timed, by the host's clock with the device drained: what pruning looks at."""
+    """Time of one launch after an untimed one, by the host's clock with the device synchronized; used for pruning."""
     launch()
     return _wall_us(launch, 1, device)
 
 
 def replayed_us(launch: LaunchFunction) -> float:
-    """Time of one launch on a GPU, captured and replayed: without what the host needs to launch it.
+    """Time of one launch on a GPU, captured and replayed, without the host's launch time.
 
-    Inductor's wrappers and cuDNN's take 100 to 300 µs on the host for kernels of 10 µs (H100).
+    The wrappers of Inductor and cuDNN take 100 to 300 µs on the host for kernels of 10 µs (H100).
     """
     graph = captured(launch, 1)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -51,11 +51,11 @@ def replayed_us(launch: LaunchFunction) -> float:
 
 
 def launches_in_graph(once_us: float, min_sample_us: int) -> int:
-    """How many launches a graph gets: two samples' worth, so that its own start is a hundredth of them or less.
+    """Number of launches in a graph: two samples' worth, so that the graph's own start is at most a hundredth.
 
     Args:
-        once_us: time of one launch, replayed, never the host's: a launch through Inductor takes the host ten times as long as one
-            of Triton's, and graphs of fewer launches would charge it more of their starts.
+        once_us: time of one replayed launch, not the host's: a launch through Inductor takes the host ten times as long as a
+            Triton launch, and graphs with fewer launches would include a larger share of their start.
         min_sample_us: see `Protocol`.
     """
     return min(GRAPH_LAUNCHES, max(1, round(2 * min_sample_us / max(once_us, 0.1))))
@@ -75,12 +75,12 @@ def time_rounds(
         protocol: the clock and the least length of a sample.
         rounds: samples to take of each.
         device: `cpu` or `cuda`.
-        announce: told the candidate's index before its launches, so that a crash or a hang has a name.
+        announce: called with the candidate's index before its launches, so that a crash or a hang can be attributed.
 
     Returns:
-        For each candidate its samples, microseconds of one launch, one a round.
+        For each candidate its samples, microseconds of one launch, one per round.
     """
-    with _steady_interpreter():
+    with _without_garbage_collection():
         samplers: list[Sample] = []
         for index, launch in enumerate(launches):
             announce(index)
@@ -94,8 +94,8 @@ def time_rounds(
 
 
 @contextmanager
-def _steady_interpreter() -> Iterator[None]:
-    """No garbage collection while the clock runs: it would fall on whoever is being timed."""
+def _without_garbage_collection() -> Generator[None]:
+    """No garbage collection during timing: it would be counted for one candidate."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -112,8 +112,8 @@ def _sampler(launch: LaunchFunction, protocol: Protocol, device: str) -> Sample:
     repeats = min(max(1, round(protocol.min_sample_us / once)), MAX_REPEATS)
     if protocol.clock == "events":
         return lambda: _event_us(launch, repeats)
-    # A launch before the timed ones: the candidates before have left their own data in the caches. One launch that fills a
-    # sample alone does not notice.
+    # One untimed launch first: the previous candidates left their data in the caches. It does not matter for a launch
+    # that fills a sample alone.
     lead = launch if repeats > 1 else None
     return lambda: _wall_us(launch, repeats, device, lead)
 
@@ -143,7 +143,7 @@ def _event_us(launch: LaunchFunction, repeats: int) -> float:
 
 
 def _graph_sampler(launch: LaunchFunction, launches: int, protocol: Protocol) -> Sample:
-    """Capture several launches; a sample replays them, several times where one replay is too short, and asks the events."""
+    """Capture several launches; a sample replays them, several times if one replay is too short, and reads the events."""
     graph = captured(launch, launches)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
@@ -160,7 +160,7 @@ def _graph_sampler(launch: LaunchFunction, launches: int, protocol: Protocol) ->
     times = min(MAX_REPEATS, max(1, round(protocol.min_sample_us / once)))
 
     def sample() -> float:
-        if once < protocol.min_sample_us:  # as on a CPU: other candidates have used the caches meanwhile
+        if once < protocol.min_sample_us:  # other candidates have used the caches meanwhile
             graph.replay()
         return replay(times) / times / launches
 
@@ -168,13 +168,13 @@ def _graph_sampler(launch: LaunchFunction, launches: int, protocol: Protocol) ->
 
 
 def captured(launch: LaunchFunction, launches: int) -> torch.cuda.CUDAGraph:
-    """A graph of several launches, made on a stream of its own as torch demands.
+    """A graph of several launches, captured on a stream of its own as PyTorch requires.
 
-    Begun by hand: the context manager `torch.cuda.graph` gives all cached memory back to the driver first, which made a candidate
-    take 21 ms where it takes 17 ms without (H100), and whose pieces the next one must ask for again.
+    It does not use the context manager `torch.cuda.graph`, which first returns all cached memory to the driver: a candidate
+    then took 21 ms instead of 17 ms (H100), and the next one had to allocate that memory again.
 
     Raises:
-        torch.OutOfMemoryError: there is no room for it, or for a launch.
+        torch.OutOfMemoryError: memory does not suffice for the graph or for a launch.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -212,7 +212,7 @@ def test_only_the_checked_images_are_compared(monkeypatch, image, caught):
 
     monkeypatch.setattr(engines, "SpoilsOne", SpoilsOne, raising=False)
     bench = ReferenceData(LinearProblem(6, 48, 32, epilogue=Epilogue(bias=True)), TARGET)
-    extra = (f"spoils_{image}=faulty_engines:SpoilsOne",)
+    extra = (f"spoils_{image}=tests.unit.measurement.faulty_engines:SpoilsOne",)
     if caught:
         with pytest.raises(Failure, match="on integer data"):
             prepare(bench, EngineConfig(f"spoils_{image}"), extra)
@@ -295,7 +295,7 @@ def test_where_data_has_no_room_beside_what_can_be_made_anew_that_goes_first(mon
     made, held = [], []
 
     def limited(problem, seed, kind, device):
-        if bench.landing.is_held or any(x() is not None for x in held):
+        if bench.output_buffers.is_held or any(x() is not None for x in held):
             raise torch.OutOfMemoryError("CUDA out of memory")
         made.append(kind)
         found = make_data(problem, seed, kind, device)
@@ -304,7 +304,7 @@ def test_where_data_has_no_room_beside_what_can_be_made_anew_that_goes_first(mon
 
     monkeypatch.setattr("convoy.measurement.reference_data.make_data", limited)
     bench = ReferenceData(PROBLEM, TARGET)
-    bench.landing.workspace(100)
+    bench.output_buffers.workspace(100)
     bench.fill()
     assert list(bench._data) == ["normal"]
     ready = prepare(bench, EngineConfig("scratch"), engines.extra(engines.Scratch))
@@ -415,9 +415,9 @@ def test_a_launch_reads_no_problem(monkeypatch):
 def test_where_buffers_stay_all_candidates_write_to_the_same(monkeypatch, fresh):
     """As on a GPU: two dozen that wait to be timed together would hold two dozen results."""
     monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
-    monkeypatch.setattr(output_buffers, "FRESH", fresh)
+    monkeypatch.setattr(output_buffers, "ALLOCATING_DEVICES", fresh)
     bench = ReferenceData(PROBLEM, TARGET)
-    extra = ("recorder=faulty_engines:Recorder",)
+    extra = ("recorder=tests.unit.measurement.faulty_engines:Recorder",)
     first, second = (prepare(bench, EngineConfig("recorder", 1, knobs), extra) for knobs in (Knobs(), AS_THEY_ARE))
     Recorder.seen.clear()
     first.launch()
@@ -452,10 +452,14 @@ class Recorder(engines.Right):
 def test_cold_launches_go_round_copies_that_exceed_the_cache(monkeypatch, cache_bytes, copies):
     monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
     target = Target("cpu", "test", "generic", 1, 1 << 34, cache_bytes)
-    ready = prepare(ReferenceData(PROBLEM, target), EngineConfig("recorder"), ("recorder=faulty_engines:Recorder",))
+    ready = prepare(
+        ReferenceData(PROBLEM, target),
+        EngineConfig("recorder"),
+        ("recorder=tests.unit.measurement.faulty_engines:Recorder",),
+    )
     assert ready.held_bytes(cold=False) == ready.resident_bytes
-    ready.cool(whole=False)
-    ready.cool(whole=False)
+    ready.make_copies(whole=False)
+    ready.make_copies(whole=False)
     assert ready.held_bytes(cold=False) == ready.held_bytes(cold=True) == ready.resident_bytes * copies
     Recorder.seen.clear()
     for _ in range(2 * copies):
@@ -463,7 +467,7 @@ def test_cold_launches_go_round_copies_that_exceed_the_cache(monkeypatch, cache_
     addresses = [weight for weight, _ in Recorder.seen]
     assert len(set(addresses)) == copies
     assert addresses[:copies] == addresses[copies:]
-    ready.thaw()
+    ready.release_copies()
     assert ready.held_bytes(cold=False) == ready.resident_bytes
 
 
@@ -473,9 +477,9 @@ def test_constants_that_are_taken_as_they_are_come_from_memory_too(monkeypatch, 
     """By the clock on a GPU they do not yet; its rows say so by their version."""
     monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
     target = Target("cpu", "test", "generic", 1, 1 << 34, 1 << 20)
-    extra = ("recorder=faulty_engines:Recorder",)
+    extra = ("recorder=tests.unit.measurement.faulty_engines:Recorder",)
     ready = prepare(ReferenceData(PROBLEM, target), EngineConfig("recorder", 1, knobs), extra)
-    ready.cool(whole=Protocol(clock).copies_whole)
+    ready.make_copies(whole=Protocol(clock).copies_whole)
     Recorder.seen.clear()
     for _ in range(MAX_COPIES):
         ready.launch()
@@ -486,7 +490,7 @@ def test_constants_that_are_taken_as_they_are_come_from_memory_too(monkeypatch, 
 def test_the_runner_times_with_copies_of_all_constants_on_a_cpu(monkeypatch):
     monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
     target = Target("cpu", "test", "generic", 1, 1 << 34, 1 << 20)
-    runner = InProcessRunner(target, extra_engines=("recorder=faulty_engines:Recorder",))
+    runner = InProcessRunner(target, extra_engines=("recorder=tests.unit.measurement.faulty_engines:Recorder",))
     request = Request(PROBLEM, (EngineConfig("recorder", 1, AS_THEY_ARE),), 3)
     Recorder.seen.clear()
     (row,) = runner.measure(request, Protocol("wall", min_sample_us=1))
@@ -496,7 +500,11 @@ def test_the_runner_times_with_copies_of_all_constants_on_a_cpu(monkeypatch):
 
 def test_results_are_new_tensors_as_in_the_finished_program(monkeypatch):
     monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
-    ready = prepare(ReferenceData(PROBLEM, TARGET), EngineConfig("recorder"), ("recorder=faulty_engines:Recorder",))
+    ready = prepare(
+        ReferenceData(PROBLEM, TARGET),
+        EngineConfig("recorder"),
+        ("recorder=tests.unit.measurement.faulty_engines:Recorder",),
+    )
     Recorder.seen.clear()
     ready.launch()
     ready.launch()

@@ -70,7 +70,7 @@ def test_slow_candidates_are_pruned_and_the_baseline_never():
     assert measure(engines.Slow)["slow"].samples >= 2
     assert measure(engines.Slow, best_us=1.0)["slow"].samples == 1
 
-    runner = InProcessRunner(TARGET, extra_engines=("aten=faulty_engines:Slow",))
+    runner = InProcessRunner(TARGET, extra_engines=("aten=tests.unit.measurement.faulty_engines:Slow",))
     [row] = runner.measure(Request(PROBLEM, (EngineConfig("aten"),), 3, best_us=1.0), PROTOCOL)
     assert row.samples >= 2
 

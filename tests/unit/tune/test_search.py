@@ -226,7 +226,7 @@ def test_an_interruption_keeps_what_was_measured(fakes, database):
 
 def test_engines_that_cannot_be_imported_are_the_users_input(database):
     runner = ReplayRunner([])
-    for entry in ("x=no_such_module:X", "x=faulty_engines:NoSuchClass"):
+    for entry in ("x=no_such_module:X", "x=tests.unit.measurement.faulty_engines:NoSuchClass"):
         with pytest.raises(InputError, match="engine: got 'x', expected an engine that can be imported"):
             run([PROBLEM], ["aten", "x"], database, runner, engines=(entry,))
     with pytest.raises(InputError, match="engine"):

@@ -1,4 +1,4 @@
-"""What device is this, with which software? Makes the `Target` that rows and plans hold for; no device work, no compiling."""
+"""Describes the device and its software: the `Target` of rows and plans. It runs nothing on the device and compiles nothing."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ import torch
 
 from convoy.engines.compilers.instruction_sets import limits
 from convoy.errors import InputError
+from convoy.measurement.device.typed_torch import gpu_properties
 from convoy.problem.spec import FLOAT_DTYPES
 from convoy.target import Target
 
 DEVICES: Final = ("cpu", "cuda")
-"""Devices that Convoy knows."""
+"""Devices that Convoy supports."""
 
 _BF16_CAPABILITY: Final = 80
 """First compute capability with bf16 tensor cores and bf16 arithmetic (CUDA C++ Programming Guide, table of arithmetic
-instructions); before it torch emulates bf16 at a fraction of fp32's speed."""
+instructions); below it torch emulates bf16 at a fraction of fp32's speed."""
 
 _CPU_ARCHES: Final = (("AVX512", "avx512"), ("AVX2", "avx2"), ("SVE", "neon"), ("NEON", "neon"))
-"""torch's words for the instruction set that its CPU kernels use → ours, the first that the word begins with."""
+"""torch's names for the instruction set of its CPU kernels, with Convoy's names; the first matching prefix counts."""
 
 
 def detect_target(device: str) -> Target:
     """Describe a device of this machine with the software that makes or holds its kernels.
 
-    torch's own precision flags, where they are not the default, are among the versions: they change what "as torch does it"
-    means, so that rows measured under one setting do not serve another. So are limits on a CPU's instruction sets.
+    torch's precision settings, if they are not the default, are among the versions: they change the meaning of "as torch", so
+    rows measured under one setting do not hold for another. The same is true of limits on a CPU's instruction set.
 
     Args:
         device: `cpu` or `cuda` (torch's current CUDA device).
 
     Raises:
-        InputError: another word, or CUDA where torch finds none.
+        InputError: another word, or CUDA if torch finds none.
     """
     if device not in DEVICES:
         raise InputError("device", device, "one of " + ", ".join(DEVICES))
@@ -48,7 +49,7 @@ def detect_target(device: str) -> Target:
 
 
 def check_dtype(target: Target, dtype: str) -> None:
-    """Refuse a dtype that the device lacks.
+    """Refuse a dtype that the device does not support.
 
     Args:
         target: the device.
@@ -64,7 +65,7 @@ def check_dtype(target: Target, dtype: str) -> None:
 
 
 def cuda_absence() -> str:
-    """Why CUDA cannot be used here, as a phrase; empty where it can."""
+    """Why CUDA cannot be used here, as a phrase; empty if it can."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():
@@ -73,7 +74,7 @@ def cuda_absence() -> str:
 
 
 def installed(distribution: str) -> str:
-    """Version of an installed distribution; empty where it is absent. Imports nothing."""
+    """Version of an installed distribution; empty if it is not installed. Imports nothing."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -81,9 +82,9 @@ def installed(distribution: str) -> str:
 
 
 def precision_flags(device: str) -> dict[str, str]:
-    """Torch's precision settings that are not its default, by name; empty for the defaults.
+    """Torch's precision settings that are not the default, by name; empty for the defaults.
 
-    Where old and new settings are mixed, torch refuses to answer: that is `mixed`.
+    If old and new settings are mixed, torch refuses to answer: the result is then `mixed`.
     """
     try:
         found = {"fp32_matmul": torch.get_float32_matmul_precision()}
@@ -152,7 +153,7 @@ def _machine_memory_bytes() -> int:
 
 
 def _last_level_cache_bytes(directory: Path) -> int:
-    """Size of the highest cache level that Linux describes in `directory`; 0 where it says nothing."""
+    """Size of the highest cache level that Linux describes in `directory`; 0 if it describes none."""
     levels: dict[int, int] = {}
     for index in directory.glob("index*"):
         try:
@@ -174,7 +175,7 @@ def _linked_libraries(show: str) -> dict[str, str]:
 
 @cache
 def compiler_version() -> str:
-    """The host C++ compiler that Inductor would use, with its version (`g++ 13.3.0`); empty where there is none."""
+    """The host C++ compiler that Inductor would use, with its version (`g++ 13.3.0`); empty if there is none."""
     for name in ("g++", "clang++", "c++"):
         path = shutil.which(name)
         if path is None:
@@ -197,7 +198,7 @@ def _cuda_target() -> Target:
     if absence:
         todo = "Use the device cpu, or install a CUDA build of torch and NVIDIA's driver."
         raise InputError("device", "cuda", f"a CUDA device, but {absence}", todo)
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    properties = gpu_properties(torch.cuda.current_device())
     return Target(
         device="cuda",
         name=properties.name,
@@ -228,7 +229,7 @@ def _dotted(version: int | None) -> str:
 
 @cache
 def _driver_version() -> str:
-    """NVIDIA's driver: from the kernel module, or by nvidia-smi where that cannot be read."""
+    """Version of NVIDIA's driver, from the kernel module, or from nvidia-smi if that cannot be read."""
     module = Path("/proc/driver/nvidia/version")
     if module.is_file():
         match = re.search(r"Kernel Module\D*?([\d.]+)\s", module.read_text(errors="replace"))

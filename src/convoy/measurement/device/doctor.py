@@ -34,8 +34,8 @@ class Finding:
 
     Attributes:
         what: its name.
-        found: what was found, in a few words.
-        means: what it is needed for, or what its absence means.
+        found: the result, in a few words.
+        means: what it is needed for, or the consequence of its absence.
         ok: whether nothing is missing.
     """
 

@@ -1,6 +1,7 @@
-"""What NVIDIA's driver tells of a GPU (NVML): the energy that it has used, and the memory that a process takes.
+"""Reads from NVIDIA's driver (NVML) the energy that a GPU has used, and the memory that a process takes.
 
-Through ctypes, for these are a few calls of a library that comes with the driver, and its Python package is not always there.
+It uses ctypes: these are a few calls of a library that comes with the driver, and NVML's Python package is not always
+installed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from functools import cache
 from typing import Any, Final, Self
 
 import torch
+
+from convoy.measurement.device.typed_torch import gpu_properties
 
 _PCI: Final = 32
 """Longest bus id with its end, NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE."""
@@ -35,7 +38,7 @@ class _Process(ctypes.Structure):
 
 
 class Gpu:
-    """One GPU, as its driver sees it.
+    """One GPU in NVML.
 
     Args:
         library: libnvidia-ml, initialised.
@@ -47,7 +50,7 @@ class Gpu:
 
     @classmethod
     def open(cls, bus_id: str, load: Callable[[str], Any] = ctypes.CDLL) -> Self | None:
-        """A GPU; None where there is no such library, or no such GPU.
+        """Open a GPU; None if there is no such library, or no such GPU.
 
         Args:
             bus_id: PCI bus id ("00000000:1B:00.0"), which does not depend on CUDA_VISIBLE_DEVICES; empty: the only GPU.
@@ -63,15 +66,15 @@ class Gpu:
         return cls(library, device)
 
     def joules(self) -> float | None:
-        """What it has used since the driver was loaded (Volta and later); None where there is no such counter."""
+        """Energy used since the driver was loaded (Volta and later); None without such a counter."""
         value = ctypes.c_ulonglong()
         failed = self._library.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(value))
         return None if failed else value.value / 1e3
 
     def process_bytes(self, pid: int) -> int | None:
-        """What a process takes of its memory, CUDA contexts included; None where the driver does not tell.
+        """Memory that a process takes, CUDA contexts included; None if the driver does not report it.
 
-        In a container it may know the process by another number, and older drivers have no such call.
+        In a container the driver may know the process by another number, and older drivers have no such call.
         """
         ask = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
         if ask is None:
@@ -88,7 +91,7 @@ class Gpu:
 
 
 def _find(library: Any, bus_id: str, device: ctypes.c_void_p) -> bool:
-    """Fill in the GPU's handle; without a bus id only where there is no other GPU that could be meant."""
+    """Fill in the GPU's handle; without a bus id, only if there is no other GPU."""
     if bus_id:
         return library.nvmlDeviceGetHandleByPciBusId_v2(bus_id.encode(), ctypes.byref(device)) == 0
     count = ctypes.c_uint()
@@ -99,12 +102,12 @@ def _find(library: Any, bus_id: str, device: ctypes.c_void_p) -> bool:
 
 @cache
 def gpu_of(index: int) -> Gpu | None:
-    """One of torch's GPUs, by its index; None where its driver does not answer."""
-    found = torch.cuda.get_device_properties(index)
+    """One of torch's GPUs, by its index; None if its driver does not answer."""
+    found = gpu_properties(index)
     return Gpu.open(f"{found.pci_domain_id:08x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0")
 
 
 def own_bytes() -> int | None:
-    """What this process takes of torch's current GPU, its CUDA context included; None where the driver does not tell."""
+    """Memory that this process takes of torch's current GPU, CUDA context included; None if the driver does not report it."""
     gpu = gpu_of(torch.cuda.current_device())
     return None if gpu is None else gpu.process_bytes(os.getpid())

@@ -1,4 +1,4 @@
-"""Ceilings of a device for the roofline, measured in under a second, and the time that it gives a problem."""
+"""Peak rates of a device, measured in under a second, and the roofline time of a problem."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from convoy.target import Target
 
 _MIN_REPEATS: Final = 3
 _BUDGET_S: Final = 0.1
-"""Time for one ceiling. The best of many short runs is taken: what disturbs a run only ever makes it slower."""
+"""Time for one peak rate. The best of many short runs counts, because disturbances only make runs slower."""
 
 _MAX_BYTES: Final = 256 << 20
-"""Largest buffer of the bandwidth test: past every cache but the largest servers', copied in well under 0.1 s."""
+"""Largest buffer of the bandwidth test: larger than every cache but those of the largest servers, copied in well under 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Measured ceilings of a device.
+    """Measured peak rates of a device.
 
     Attributes:
-        bytes_per_s: the most that a large copy (bytes read and written) or a large sum (bytes read) moved from memory.
-        flops: FLOP a second of a large matrix product, on a CPU of a convolution where that is faster, by dtype; `tf32` on a GPU.
-        cache_bytes_per_s: the same bandwidth where everything fits into the last-level cache.
-        cache_bytes: size of that cache; 0: unknown, and then everything is taken to come from memory.
+        bytes_per_s: the highest rate of a large copy (bytes read and written) or a large sum (bytes read) from memory.
+        flops: FLOP per second of a large matrix product, on a CPU of a convolution if that is faster, by dtype; `tf32` on a
+            GPU.
+        cache_bytes_per_s: the same bandwidth if everything fits into the last-level cache.
+        cache_bytes: size of that cache; 0: unknown, everything is then assumed to come from memory.
     """
 
     bytes_per_s: float
@@ -44,7 +45,7 @@ class Peaks:
 
 @lru_cache(maxsize=4)
 def peaks(target: Target) -> Peaks:
-    """Measure the ceilings of this process's device; kept for the process."""
+    """Measure the peak rates of this process's device; cached for the process."""
     with torch.no_grad():
         large = min(max(64 << 20, 2 * target.cache_bytes), _MAX_BYTES)
         small = target.cache_bytes // 8
@@ -86,9 +87,9 @@ def _matmul_rate(size: int, dtype: torch.dtype, device: str) -> float:
 
 
 def _convolution_rate(dtype: str, target: Target) -> float:
-    """What oneDNN reaches on packed weights; 0 where it does no convolutions.
+    """The rate that oneDNN reaches on packed weights; 0 if it cannot run the convolution.
 
-    MKL, which torch.mm asks, makes far less of an AMD CPU with AVX-512, and layers would take less than their floor.
+    MKL, which torch.mm uses, is much slower on an AMD CPU with AVX-512, and layers would take less than their roofline time.
     """
     types: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
     problem = ConvProblem(1, 128, 28, 28, 128, 3, 3, 1, 1, layout="nhwc", numerics="as_torch", **types)
@@ -102,55 +103,55 @@ def _convolution_rate(dtype: str, target: Target) -> float:
 
 
 def _best_s(run: Callable[[], object], device: str) -> float:
-    """Shortest of several runs by the host's clock, the device drained before and after."""
+    """Shortest of several runs by the host's clock, the device synchronized before and after."""
     best, repeats, begin = float("inf"), 0, time.perf_counter()
     while repeats < _MIN_REPEATS or time.perf_counter() - begin < _BUDGET_S:
-        _drain(device)
+        _synchronize(device)
         start = time.perf_counter()
         run()
-        _drain(device)
+        _synchronize(device)
         best = min(best, time.perf_counter() - start)
         repeats += 1
     return best
 
 
-def _drain(device: str) -> None:
+def _synchronize(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def floor_us(problem: Problem, ceilings: Peaks, dtype: str = "", flops: int = 0) -> float:
-    """The roofline's time of a problem, microseconds: no direct method can be faster here (Williams et al., 2009).
+def floor_us(problem: Problem, rates: Peaks, dtype: str = "", flops: int = 0) -> float:
+    """The roofline time of a problem, microseconds: no direct method can be faster (Williams et al., 2009).
 
-    Winograd and FFT do fewer operations than are counted, and may be faster where arithmetic is the limit.
+    Winograd and FFT need fewer operations than are counted, and may be faster if arithmetic is the limit.
 
-    The largest of: operations over the fastest arithmetic that the problem's numerics allow; all bytes over the bandwidth of
-    where they may lie (the cache, if they fit); and constants over the memory's bandwidth, where the protocol keeps them
-    out of the cache. Of pruned weights the non-zeros alone count.
+    It is the largest of three times: operations at the fastest arithmetic that the problem's numerics allow; all bytes at the
+    bandwidth of the cache if they fit there, else of memory; and constants at the memory's bandwidth, if the protocol keeps
+    them out of the cache. Of pruned weights only the non-zeros count.
 
     Args:
-        problem: what is to be computed.
-        ceilings: the device's.
-        dtype: storage type, where the problem itself does not say (a subgraph).
+        problem: the problem.
+        rates: the device's peak rates.
+        dtype: storage type, if the problem does not say (a subgraph).
         flops: operations, likewise.
     """
-    fits = problem.bytes_min <= ceilings.cache_bytes
-    bandwidth = ceilings.cache_bytes_per_s if fits and ceilings.cache_bytes_per_s else ceilings.bytes_per_s
+    fits = problem.bytes_min <= rates.cache_bytes
+    bandwidth = rates.cache_bytes_per_s if fits and rates.cache_bytes_per_s else rates.bytes_per_s
     constants = problem.weight_spec.size_bytes if isinstance(problem, (ConvProblem, LinearProblem)) else 0
     mask = problem.mask if isinstance(problem, ConvProblem) else None
     density = 1.0 if mask is None else 1 - mask.sparsity
     spared, constants = (1 - density) * constants, density * constants
-    cold = constants if constants * MAX_COPIES > ceilings.cache_bytes else 0
+    cold = constants if constants * MAX_COPIES > rates.cache_bytes else 0
     seconds = max(
-        density * (problem.flops or flops) / _rate(problem, ceilings, dtype),
+        density * (problem.flops or flops) / _rate(problem, rates, dtype),
         (problem.bytes_min - spared) / bandwidth,
-        cold / ceilings.bytes_per_s,
+        cold / rates.bytes_per_s,
     )
     return seconds * 1e6
 
 
-def _rate(problem: Problem, ceilings: Peaks, dtype: str) -> float:
-    """The fastest arithmetic allowed: wider types never bind narrower ones, for every value of theirs can be widened."""
+def _rate(problem: Problem, rates: Peaks, dtype: str) -> float:
+    """The fastest allowed arithmetic: a narrower dtype may use wider arithmetic, because it holds all its values."""
     known = isinstance(problem, (ConvProblem, LinearProblem))
     storage = problem.x_spec.dtype if known else dtype or "fp32"
     allowed = {"fp32", storage}
@@ -158,4 +159,4 @@ def _rate(problem: Problem, ceilings: Peaks, dtype: str) -> float:
         allowed.add("tf32")
         if problem.numerics == "half":
             allowed |= {"fp16", "bf16"}
-    return max(rate for name, rate in ceilings.flops.items() if name in allowed)
+    return max(rate for name, rate in rates.flops.items() if name in allowed)

@@ -133,7 +133,7 @@ def _gradients() -> list[ConvProblem]:
 
 def _pruned() -> list[ConvProblem]:
     """A layer whose weights are pruned in each pattern: single weights, two of four, blocks, whole channels."""
-    shape = _SHAPES["3x3"].weight_spec.shape
+    shape = (_SHAPES["3x3"].k, _SHAPES["3x3"].c, _SHAPES["3x3"].r, _SHAPES["3x3"].s)
     k, c, r, s = np.indices(shape)
     patterns = (
         (k + c + r + s) % 10 == 0,

@@ -1,1 +1,1 @@
-"""Processes that measure and compile: what crashes or hangs there costs a row and not the session."""
+"""Processes that measure and compile: a crash or a hang there costs one row, not the session."""

@@ -1,6 +1,6 @@
-"""BuilderPool: compiles kernels in other processes before the measuring process builds them.
+"""Compiles kernels in other processes before the measuring process builds them.
 
-What is built is thrown away: what counts is left in the compilers' caches on disk (Triton's and Inductor's).
+The builds are thrown away; the compilers' caches on disk (Triton's and Inductor's) keep their results.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from convoy.problem import EngineConfig
 from convoy.target import Target
 
 MAX_BUILDERS: Final = 16
-"""Each imports torch (about 0.5 GB of memory); a tuner's requests are compiled in waves of hundreds, one second each."""
+"""Each builder imports torch (about 0.5 GB of memory); a search requests hundreds of builds at a time, one second each."""
 
 CONTEXT_FRACTION: Final = 0.05
-"""All contexts of builders together take this share of the GPU's memory at most."""
+"""Largest share of the GPU's memory for the contexts of all builders."""
 
-JOBS_A_BUILDER: Final = 4
-"""A builder starts for so many jobs: its start takes as long as three builds."""
+JOBS_PER_BUILDER: Final = 4
+"""Jobs for which one builder starts: its start takes as long as three builds."""
 
 ONE_COMPILER: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-"""Inductor would start a pool of compiling processes of its own in each of ours."""
+"""Otherwise Inductor would start a pool of compile processes in each worker."""
 
 _Key = tuple[str, EngineConfig]
 
 
 def max_builders(target: Target, *, on_device: bool) -> int:
-    """Processes that a pool may have: a core each, one core left over, and on the device so many contexts as fit.
+    """Processes that a pool may have: one per core except one, and on the device as many as contexts fit.
 
     Args:
         target: the device.
-        on_device: whether they see it.
+        on_device: whether the processes see the GPU.
     """
     cores = max(1, len(os.sched_getaffinity(0)) - 1)
     if not on_device:
@@ -48,16 +48,16 @@ def max_builders(target: Target, *, on_device: bool) -> int:
 
 
 class BuilderPool:
-    """Processes that build and throw away. A build that fails, hangs or crashes here is met, and recorded, when measuring.
+    """Processes that build and throw away. If a build fails, hangs or crashes, measuring meets and records the same failure.
 
-    A pool builds for the engines that need a GPU to build (`Engine.builds_on_device`), or for all others: those builders
-    do not see the GPU, since a context in each would take its memory.
+    A pool builds either for the engines that need a GPU to build (`Engine.builds_on_device`), or for all others. Builders for
+    the others do not see the GPU, because each context would take GPU memory.
 
     Args:
-        target: what to compile for.
+        target: the target to compile for.
         extra_engines: extra engines as `id=module:Class`.
         timeout_s: a build that takes longer is given up.
-        most: processes at most; None: one less than there are cores, fewer on the device.
+        most: most processes; None: one less than there are cores, fewer on the device.
         on_device: whether its builders see the GPU.
     """
 
@@ -90,14 +90,14 @@ class BuilderPool:
                 self._seen.add(key)
                 self._pending.add(key)
                 self._jobs.put((key, job))
-            wanted = min(self._most, -(-len(self._pending) // JOBS_A_BUILDER))
+            wanted = min(self._most, -(-len(self._pending) // JOBS_PER_BUILDER))
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._work, args=(len(self._threads),), daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def wait(self, request: Request) -> None:
-        """Wait until everything that was begun for a request has been built or given up."""
+        """Wait until every build that was begun for a request has finished or was given up."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._pending.isdisjoint(_keys(request)))
 
@@ -128,7 +128,7 @@ class BuilderPool:
                     yield key, {**problem_fields(request.problem), "config": config_fields(config)}
 
     def _work(self, index: int) -> None:
-        """One builder's thread: starts its process, hands it jobs, replaces it after a fault."""
+        """The thread of one builder: starts its process, sends it jobs, and replaces it after a fault."""
         worker: WorkerProcess | None = None
         while (item := self._jobs.get()) is not None:
             key, job = item
@@ -167,13 +167,15 @@ class BuilderPool:
 def builder_pools(
     target: Target, extra_engines: tuple[str, ...], timeout_s: float, limit: int | None
 ) -> list[BuilderPool]:
-    """A pool for each kind of engine; where a limit leaves no room for contexts, what needs the device is built by who wants it.
+    """A pool for each kind of engine.
+
+    If the limit leaves no memory for contexts, engines that need the device build without a pool.
 
     Args:
-        target: what to compile for.
+        target: the target to compile for.
         extra_engines: extra engines as `id=module:Class`.
         timeout_s: a build that takes longer is given up.
-        limit: bytes that tuning may take of the device, this process's own tensors included; None: what is free.
+        limit: bytes of the device that tuning may take, this process's own tensors included; None: all free memory.
     """
     most = max_builders(target, on_device=True)
     if limit is not None:

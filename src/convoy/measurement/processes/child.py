@@ -1,8 +1,8 @@
-"""ChildRunner: measures in a child process with a time limit, so that a crash or a hang costs a row and not the session."""
+"""ChildRunner: measures in a child process with a time limit, so that a crash or a hang costs one row, not the session."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -19,22 +19,22 @@ from convoy.problem import EngineConfig
 from convoy.target import Target
 
 DATA_S: Final = 300.0
-"""Time for a problem's data and its float64 oracle, which no candidate is to blame for."""
+"""Time limit for a problem's data and its float64 oracle, for which no candidate is responsible."""
 
 MAX_LOST_FRACTION: Final = 0.2
-"""Of the room that a worker has for tensors: when it has lost so much since its first request, a fresh one goes on, for a context
-never gives back what the code of kernels takes, nor, with newer versions of PyTorch, a recording that failed what it had."""
+"""Share of a worker's tensor memory. When it has lost more since its first request, a new worker replaces it: a context never
+frees the memory of loaded kernels, nor, with newer versions of PyTorch, the memory of a failed capture."""
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
-    """How a worker ended in the middle of a request.
+class _WorkerEnd:
+    """How a worker ended during a request.
 
     Attributes:
         config: the candidate that was being built or run; None: none was.
-        status: status of its row; None: nobody is to blame who has not got a row.
+        status: status of its row; None: the responsible candidate already has its row.
         reason: reason of its row.
-        sure: whether it is to blame beyond doubt: it ran out of time, or it was alone in a fresh process.
+        sure: whether that candidate is certainly responsible: it timed out, or it was alone in a new process.
     """
 
     config: EngineConfig | None
@@ -44,16 +44,16 @@ class _End:
 
 
 class ChildRunner:
-    """Drives one worker; it starts with the first request and again after a fault.
+    """Drives one worker, which starts with the first request and again after a fault.
 
-    A candidate that runs out of time is recorded as `timeout`. When the worker dies, the candidate that was at work is
-    measured again alone in a fresh worker before it gets the blame, because another one may have spoilt the memory before.
+    A candidate that runs out of time is recorded as `timeout`. If the worker dies, the candidate that was running is measured
+    again alone in a new worker before it is blamed, because an earlier candidate may have corrupted the memory.
 
     Args:
         target: the device.
         extra_engines: extra engines as `id=module:Class`.
-        timeout_s: most seconds for a candidate to be built and checked, and for each of its timed samples.
-        memory_bytes: most bytes of a GPU for child and builders, contexts included; None: all that are free.
+        timeout_s: most seconds for building and checking a candidate, and for each of its timed samples.
+        memory_bytes: most bytes of a GPU for child and builders, contexts included; None: all free memory.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class ChildRunner:
         self.starts = 0
         """Workers started so far."""
         self._worker: WorkerProcess | None = None
-        self._fresh = False
+        self._is_new = False
         self._lost: float | None = None
-        """Share of its room that the worker had lost after its first request."""
+        """Share of its memory limit that the worker had lost after its first request."""
         self._builders: list[BuilderPool] = []
 
     def prepare(self, requests: Sequence[Request]) -> None:
-        """On a GPU, begin to compile the requests' kernels in other processes; elsewhere nothing is to be gained."""
+        """On a GPU, begin to compile the requests' kernels in other processes; on a CPU, do nothing."""
         if self.target.device != "cuda":
             return
         if not self._builders:
@@ -86,11 +86,11 @@ class ChildRunner:
             builders.submit(requests)
 
     def is_ready(self, request: Request) -> bool:
-        """Whether all that was begun for it is built."""
+        """Whether all builds that were begun for the request have finished."""
         return all(builders.is_built(request) for builders in self._builders)
 
     def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
-        """The rows of a request; a candidate that ends the worker gets a failure row, and a new worker goes on.
+        """The rows of a request. A candidate that ends the worker gets a failure row, and a new worker continues.
 
         Raises:
             LaunchError: no worker can be started.
@@ -135,17 +135,17 @@ class ChildRunner:
 
     def _serve(
         self, request: Request, configs: list[EngineConfig], protocol: Protocol, pending: list[EngineConfig]
-    ) -> Iterator[Measurement]:
-        """Send configs to the worker and hand on its rows; rows leave `pending`. Returns an `_End`, or None if all went well.
+    ) -> Generator[Measurement, None, _WorkerEnd | None]:
+        """Send configs to the worker and yield its rows; rows leave `pending`. Returns a `_WorkerEnd`, or None if all went well.
 
-        The worker is ended if this generator is left early: it would go on with a request that nobody waits for.
+        The worker is ended if this generator is closed early, because it would continue a request whose rows nobody reads.
         """
         worker = self._started()
         sent = list(configs)
-        alone = self._fresh and len(sent) == 1
-        self._fresh = False
+        alone = self._is_new and len(sent) == 1
+        self._is_new = False
         worker.send(_job(request, sent, protocol))
-        at, limit_s, lost, whole, tired = -1, DATA_S, False, False, False
+        at, limit_s, lost, whole, worn_out = -1, DATA_S, False, False, False
         try:
             while True:
                 message = worker.receive(limit_s)
@@ -162,23 +162,23 @@ class ChildRunner:
                     whole = not any(config in pending for config in sent)
                     if not whole:
                         raise LaunchError("the measuring process gave no row for a candidate")
-                    tired = self._is_tired(message["gone"])
+                    worn_out = self._is_worn_out(message["gone"])
                     return None
         except TimeoutError as error:
             what = "the test data" if at < 0 else "it"
-            return _End(sent[at] if at >= 0 else None, Status.TIMEOUT, f"{what} {error}", sure=True)
+            return _WorkerEnd(sent[at] if at >= 0 else None, Status.TIMEOUT, f"{what} {error}", sure=True)
         except WorkerEndedError as error:
-            if lost or (at >= 0 and sent[at] not in pending):  # whoever did it has its row
-                return _End(None, None, "", sure=True)
+            if lost or (at >= 0 and sent[at] not in pending):  # the responsible candidate has its row
+                return _WorkerEnd(None, None, "", sure=True)
             status = Status.OUT_OF_MEMORY if error.killed else Status.LAUNCH_ERROR
-            hint = " (the system ends processes when memory is short)" if error.killed else ""
-            return _End(sent[at] if at >= 0 else None, status, f"{error}{hint}", sure=alone)
+            hint = " (the system kills processes when memory is short)" if error.killed else ""
+            return _WorkerEnd(sent[at] if at >= 0 else None, status, f"{error}{hint}", sure=alone)
         finally:
-            if not whole or tired:
+            if not whole or worn_out:
                 self._end_worker()
 
-    def _is_tired(self, lost: float) -> bool:
-        """Whether the worker has lost too much of its room, and had not with its first request."""
+    def _is_worn_out(self, lost: float) -> bool:
+        """Whether the worker has lost too much of its memory since its first request."""
         if self._lost is None:
             self._lost = lost
         return lost - self._lost > MAX_LOST_FRACTION
@@ -188,11 +188,13 @@ class ChildRunner:
             return self._worker
         threads = {"OMP_NUM_THREADS": str(self.target.units)} if self.target.device == "cpu" else {}
         limit = self.memory_bytes
-        room = None if limit is None or self.target.device == "cpu" else MemoryLimit.of_measuring(limit)
-        hello = worker_handshake(self.target, self.extra_engines, self.timeout_s, role="measure", room=room)
+        memory_limit = None if limit is None or self.target.device == "cpu" else MemoryLimit.of_measuring(limit)
+        hello = worker_handshake(
+            self.target, self.extra_engines, self.timeout_s, role="measure", memory_limit=memory_limit
+        )
         self._worker = WorkerProcess(hello, {**threads, **ONE_COMPILER})
         self.starts += 1
-        self._fresh = True
+        self._is_new = True
         try:
             self._worker.receive(START_S)
         except BaseException as error:

@@ -1,7 +1,7 @@
-"""Ahead: compiles what a plan wants in several processes, where building it one by one would take long.
+"""Compiles a plan's kernels in several processes, if compiling them one by one would take long.
 
-A plan that comes from rows of another day, or from a file, finds the compilers' caches empty: its kernels are compiled one after
-another, a second or more each. What the builders compile lies in the caches on disk when this process asks for it.
+The compilers' caches are empty for a plan that comes from a file or from rows of another day: its kernels compile one after
+another, a second or more each. The builders fill the caches on disk before this process needs the kernels.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from convoy.settings import Settings
 from convoy.target import Target
 
 WORTHWHILE_S: Final = 10.0
-"""Builders are started for more than this: starting them takes five to eight seconds (H100 machine, 16 cores)."""
+"""Builders start only if more than this time can be saved: starting them takes five to eight seconds (H100 machine, 16
+cores)."""
 
 BuildItem = tuple[Problem, EngineConfig]
-"""What is to be built: a problem's config."""
+"""One build: a problem's config."""
 
 
 class ParallelCompile:
     """Builders that start when they are first worth it, and end with the `with` block.
 
     Args:
-        target: what to compile for; on a CPU nothing is gained, and nothing is done.
-        settings: `isolate` allows further processes; `engines` and `timeout_s` are the builders'.
+        target: the target to compile for; on a CPU nothing is done.
+        settings: `isolate` allows further processes; `engines` and `timeout_s` are passed to the builders.
     """
 
     def __init__(self, target: Target, settings: Settings) -> None:
@@ -46,11 +47,11 @@ class ParallelCompile:
             pool.close()
 
     def build(self, wanted: Sequence[BuildItem], each_s: float) -> bool:
-        """Compile all that is wanted, and wait; a build that fails is met again, with its reason, by whoever wants it.
+        """Compile everything and wait. A build that fails is met again, with its reason, when this process builds.
 
         Args:
-            wanted: what is still to be built.
-            each_s: seconds that one took so far in this process.
+            wanted: the builds that are left.
+            each_s: seconds that one build took in this process so far.
 
         Returns:
             Whether it was worth it, and was done.

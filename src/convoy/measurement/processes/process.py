@@ -1,4 +1,4 @@
-"""WorkerProcess: a Python process of ours that answers in JSON lines and can be ended at any time."""
+"""WorkerProcess: a Python process that answers in JSON lines and can be ended at any time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 import torch
 
@@ -22,24 +22,24 @@ from convoy.measurement.device.memory_limit import MemoryLimit
 from convoy.target import Target
 
 START_S: Final = 120.0
-"""Time for a process to import torch and open the device, on a loaded machine."""
+"""Time limit for a process to import torch and open the device, on a loaded machine."""
 
 CLEAN_UP_S: Final = 1.0
-"""Time for compilers to remove what they have half written, before they are killed."""
+"""Time for compilers to remove partly written files before they are killed."""
 
 _BOOTSTRAP: Final = (
     "import importlib, json, sys; "
     "sys.path[:] = json.loads(sys.stdin.readline()); "
     "importlib.import_module(sys.argv[1]).main()"
 )
-"""The worker imports from where its parent does, extra engines included, whatever its own start-up made of sys.path."""
+"""The worker uses its parent's sys.path, extra engines included, regardless of its own start-up."""
 
-_SAID_BYTES: Final = 4000
-_SAID_LINES: Final = 8
+_STDERR_BYTES: Final = 4000
+_STDERR_LINES: Final = 8
 
 
 class WorkerEndedError(Exception):
-    """The process has ended; the message says how, with its last words."""
+    """The process has ended; the message says how, with its last output."""
 
     def __init__(self, reason: str, *, killed: bool) -> None:
         super().__init__(reason)
@@ -48,12 +48,12 @@ class WorkerEndedError(Exception):
 
 
 class WorkerProcess:
-    """One worker. It is a process group of its own, so that a Ctrl-C is not for it and its compilers end with it.
+    """One worker. It has its own process group, so a Ctrl-C does not reach it and its compilers end with it.
 
     Args:
         hello: the first message; the answer says that the worker is ready.
-        environment: variables to set for it.
-        module: whose `main` it runs.
+        environment: environment variables to set for it.
+        module: the module whose `main` it runs.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class WorkerProcess:
         environment: Mapping[str, str],
         module: str = "convoy.measurement.processes.worker",
     ) -> None:
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self._process = subprocess.Popen(  # noqa: S603 - this Python, with a program that is a constant
             [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP, module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             text=True,
             encoding="utf-8",
             env={**os.environ, **environment},
@@ -75,7 +75,7 @@ class WorkerProcess:
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_pump, args=(self._process.stdout, self._lines), daemon=True).start()
-        self.send([entry for entry in sys.path if isinstance(entry, str)])
+        self.send([entry for entry in cast("list[object]", sys.path) if isinstance(entry, str)])
         self.send(hello)
 
     @property
@@ -84,7 +84,7 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, message: Any) -> None:
-        """Write one line; a process that has ended is noticed by `receive`."""
+        """Write one line; `receive` notices a process that has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -95,7 +95,7 @@ class WorkerProcess:
 
         Raises:
             TimeoutError: none came in time.
-            EndedError: the process has ended.
+            WorkerEndedError: the process has ended.
         """
         while True:
             try:
@@ -104,13 +104,13 @@ class WorkerProcess:
                 raise TimeoutError(f"took longer than {timeout_s:g} s") from None
             if line is None:
                 raise self._ended()
-            with contextlib.suppress(ValueError):  # what a library prints while it is imported
+            with contextlib.suppress(ValueError):  # output that a library prints while it is imported
                 message = json.loads(line)
                 if isinstance(message, dict):
-                    return message
+                    return cast("dict[str, Any]", message)
 
     def kill(self) -> None:
-        """Kill the process with everything that it started. Whoever waits in `receive` learns that it has ended."""
+        """Kill the process with everything that it started. A waiting `receive` then raises WorkerEndedError."""
         if self._process.poll() is None:
             if hasattr(os, "killpg"):
                 self._end_group()
@@ -119,8 +119,8 @@ class WorkerProcess:
     def _end_group(self) -> None:
         """Ask all processes of the group to end, then kill those that do not.
 
-        A compiler that is killed leaves half a file. Inductor would take half a precompiled header for a whole one from then on,
-        and each of its compilations would take four times as long.
+        A killed compiler leaves a partly written file. Inductor would take half a precompiled header for a complete one, and
+        each of its later compilations would take four times as long.
         """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGTERM)
@@ -128,29 +128,29 @@ class WorkerProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLEAN_UP_S)
             while time.monotonic() < end:
-                os.killpg(self._process.pid, 0)  # raises when nobody is left
+                os.killpg(self._process.pid, 0)  # raises when no process is left
                 time.sleep(0.005)
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill the process, wait for it and close everything; for the thread that uses it alone."""
+        """Kill the process, wait for it and close everything; only for the thread that uses it."""
         self.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._said):
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
     def _ended(self) -> WorkerEndedError:
-        """How it ended. Its output is closed, so it has ended or is about to."""
+        """How the process ended. Its output is closed, so it has ended or is about to."""
         try:
             code = self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, self._said.tell() - _SAID_BYTES))
-        words = _last_words(self._said.read().decode(errors="replace"))
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - _STDERR_BYTES))
+        words = _crash_report(self._stderr.read().decode(errors="replace"))
         killed = code == -signal.SIGKILL if hasattr(signal, "SIGKILL") else False
         how = f"signal {-code} ({_signal_name(-code)})" if code < 0 else f"exit code {code}"
         return WorkerEndedError(
@@ -160,7 +160,7 @@ class WorkerProcess:
 
 def _pump(pipe: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
     assert pipe is not None
-    with contextlib.suppress(ValueError, OSError):  # closed while reading, because the process was ended
+    with contextlib.suppress(ValueError, OSError):  # closed while reading: the process was ended
         for line in pipe:
             lines.put(line)
     lines.put(None)
@@ -173,29 +173,34 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
-def _last_words(text: str) -> str:
-    """What faulthandler said of a crash, of the thread that crashed, or else the last lines."""
+def _crash_report(text: str) -> str:
+    """The part of faulthandler's output about the thread that crashed, or else the last lines."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
     crash = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
     if crash is None:
-        return "\n".join(lines[-_SAID_LINES:])
+        return "\n".join(lines[-_STDERR_LINES:])
     thread = next((i for i, line in enumerate(lines) if line.startswith("Current thread")), crash + 1)
-    return "\n".join([lines[crash], *lines[thread : thread + _SAID_LINES]])
+    return "\n".join([lines[crash], *lines[thread : thread + _STDERR_LINES]])
 
 
 def worker_handshake(
-    target: Target, extra_engines: tuple[str, ...], timeout_s: float, *, role: str, room: MemoryLimit | None = None
+    target: Target,
+    extra_engines: tuple[str, ...],
+    timeout_s: float,
+    *,
+    role: str,
+    memory_limit: MemoryLimit | None = None,
 ) -> dict[str, Any]:
-    """The first message: what makes the worker's torch behave as this process's does."""
+    """The first message: settings that make the worker's torch behave like this process's."""
     hello: dict[str, Any] = {
         "role": role,
         "target": target.to_dict(),
         "engines": list(extra_engines),
         "timeout_s": timeout_s,
-        "room": None if room is None else asdict(room),
+        "memory_limit": None if memory_limit is None else asdict(memory_limit),
         "device_index": torch.cuda.current_device() if target.device == "cuda" and role == "measure" else 0,
     }
-    with contextlib.suppress(RuntimeError):  # torch refuses to tell where old and new precision settings are mixed
+    with contextlib.suppress(RuntimeError):  # torch refuses to answer if old and new precision settings are mixed
         hello["fp32_matmul"] = torch.get_float32_matmul_precision()
         hello["cudnn_tf32"] = torch.backends.cudnn.allow_tf32
     return hello

@@ -1,7 +1,7 @@
 """The measuring process: jobs come on standard input, rows go to standard output, both in JSON lines.
 
-Whatever an engine prints goes to standard error, so that it cannot be taken for a row. The process ends when its input
-does, in the middle of a job too: its parent is gone then.
+Output that an engine prints goes to standard error, so that it cannot be taken for a row. The process ends when its input
+ends, also during a job: its parent is gone then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from convoy.target import Target
 Reply = Callable[[dict[str, Any]], None]
 
 WATCHDOG_FACTOR = 4.0
-"""A worker ends by itself after this many time limits without progress, should its parent be unable to end it."""
+"""A worker ends by itself after this many time limits without progress, in case its parent cannot end it."""
 
 
 def main() -> None:
@@ -58,14 +58,14 @@ def main() -> None:
 
 
 def _mirror(hello: dict[str, Any], target: Target) -> None:
-    """Make torch behave as it does in the parent."""
+    """Make torch behave as in the parent process."""
     if target.device == "cpu":
         torch.set_num_threads(target.units)
         keep_freed_memory()
     elif hello["role"] == "measure":
         torch.cuda.set_device(hello["device_index"])
-        if hello["room"] is not None:
-            enter_memory_limit(MemoryLimit(**hello["room"]))
+        if hello["memory_limit"] is not None:
+            enter_memory_limit(MemoryLimit(**hello["memory_limit"]))
     with contextlib.suppress(RuntimeError):  # a torch without this setting, or with another backend's
         if "fp32_matmul" in hello:
             torch.set_float32_matmul_precision(hello["fp32_matmul"])
@@ -96,11 +96,11 @@ def _measurer(target: Target, hello: dict[str, Any], say: Reply) -> Callable[[di
         phase_before = phase
         say({"at": index, "phase": phase})
 
-    room = hello["room"]
+    memory_limit = hello["memory_limit"]
     runner = InProcessRunner(
         target,
         extra_engines=tuple(hello["engines"]),
-        memory_bytes=None if room is None else room["tensors"],
+        memory_bytes=None if memory_limit is None else memory_limit["tensors"],
         announce=announce,
     )
 
@@ -109,7 +109,7 @@ def _measurer(target: Target, hello: dict[str, Any], say: Reply) -> Callable[[di
         try:
             for row in runner.measure(request, Protocol(**job["protocol"])):
                 say({"row": to_record(row)})
-        except LaunchError as error:  # the context is lost: a new process goes on
+        except LaunchError as error:  # the context is lost: a new process continues
             say({"lost": str(error)})
             os._exit(3)
         faulthandler.cancel_dump_traceback_later()
@@ -119,14 +119,14 @@ def _measurer(target: Target, hello: dict[str, Any], say: Reply) -> Callable[[di
 
 
 def _builder(target: Target, hello: dict[str, Any], say: Reply) -> Callable[[dict[str, Any]], None]:
-    """Builds and throws away: what stays is in the compilers' caches on disk."""
+    """Build and throw away; the compilers' caches on disk keep the results."""
     engines = tuple(hello["engines"])
 
     def serve(job: dict[str, Any]) -> None:
         config = _config(job["config"])
         try:
             build(load_engine(config.engine, engines), _problem(job), config.knobs, target)
-        except Exception as error:  # the measuring process meets it again, and records it
+        except Exception as error:  # the measuring process meets the same failure and records it
             say({"done": False, "reason": f"{type(error).__name__}: {error}"[:500]})
             return
         say({"done": True})
@@ -135,7 +135,7 @@ def _builder(target: Target, hello: dict[str, Any], say: Reply) -> Callable[[dic
 
 
 def problem_fields(problem: Problem) -> dict[str, str]:
-    """What `parse_problem` needs to make the problem again."""
+    """The fields from which `parse_problem` makes the problem again."""
     text = problem.text if isinstance(problem, SubgraphProblem) else ""
     if isinstance(problem, ConvProblem) and problem.mask is not None:
         text = problem.mask.text

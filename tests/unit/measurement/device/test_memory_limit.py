@@ -127,7 +127,7 @@ def test_all_that_tuning_takes_stays_within_the_limit_while_contexts_grow(
     with memory_limited("cuda", limit * MIB, isolate=True):
         device.others += 50  # libraries load code here
         device.held += 150  # and this process holds more than it did
-        hello = worker_handshake(GPU, (), 1.0, role="measure", room=MemoryLimit.of_measuring(limit * MIB))
+        hello = worker_handshake(GPU, (), 1.0, role="measure", memory_limit=MemoryLimit.of_measuring(limit * MIB))
     before = device.held + device.others
     context = CONTEXT_BYTES // MIB + 70
     device.held, device.others = 0, before + context
@@ -165,7 +165,7 @@ def test_where_the_driver_tells_what_the_tuning_process_has_grown_by_is_not_ther
     device.context, limit = 500, 3000
     with memory_limited("cuda", limit * MIB, isolate=True):
         device.held, device.context = device.held + here, device.context + before
-        hello = worker_handshake(GPU, (), 1.0, role="measure", room=MemoryLimit.of_measuring(limit * MIB))
+        hello = worker_handshake(GPU, (), 1.0, role="measure", memory_limit=MemoryLimit.of_measuring(limit * MIB))
     monkeypatch.setattr(memory_limit, "_limits", [])
     device.held, device.context, device.others = 0, 550, 30_000
     worker._mirror(hello, GPU)

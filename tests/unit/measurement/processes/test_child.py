@@ -143,7 +143,7 @@ def test_the_context_of_the_worker_comes_out_of_the_limit(monkeypatch):
 
     class Told:
         def __init__(self, hello, environment):
-            told.append(hello["room"])
+            told.append(hello["memory_limit"])
             raise LaunchError("not started")
 
     monkeypatch.setattr("convoy.measurement.processes.child.WorkerProcess", Told)
@@ -242,7 +242,7 @@ def test_the_worker_ends_with_its_parent_even_in_a_hanging_build(tmp_path):
 
         runner = ChildRunner(detect_target("cpu"), extra_engines=engines.extra(engines.Hang), timeout_s=600.0)
         threading.Thread(target=lambda: list(runner.measure(request(engines.Hang), PROTOCOL)), daemon=True).start()
-        while not runner.starts or runner._fresh or runner._worker is None:
+        while not runner.starts or runner._is_new or runner._worker is None:
             time.sleep(0.05)
         time.sleep(1)
         print(runner._worker.pid, flush=True)

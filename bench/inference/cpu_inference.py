@@ -23,7 +23,7 @@ from torch import nn
 
 import convoy
 from convoy.measurement import detect_target
-from convoy.pipeline.end_to_end import Latency, interleave
+from convoy.pipeline.check.end_to_end import Latency, interleave
 from convoy.zoo import load_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`

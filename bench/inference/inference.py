@@ -43,7 +43,7 @@ from convoy.compare.child_session import ChildFailedError
 from convoy.engines.triton.merged import ENGINE as MERGED
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
-from convoy.pipeline.end_to_end import Latency, errors_against, exact_outputs, interleave
+from convoy.pipeline.check.end_to_end import Latency, errors_against, exact_outputs, interleave
 from convoy.pipeline.measure_net import CUT
 from convoy.plan import Plan
 from convoy.schedule import parallel_steps

@@ -14,7 +14,7 @@ from bench.inference.jax_peer import NAME as JAX
 from bench.shared.time_limit import COMPILE_S, within
 from torch import nn
 
-from convoy.pipeline.end_to_end import stock_graph
+from convoy.pipeline.check.stock_graph import stock_graph
 from convoy.plan import Plan
 from convoy.program.recording import forget_library_workspaces
 

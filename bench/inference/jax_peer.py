@@ -14,7 +14,7 @@ from convoy.compare.child_session import ChildFailedError
 from convoy.compare.frameworks import FRAMEWORKS
 from convoy.compare.limits import Limits
 from convoy.compare.samples import rounds_for
-from convoy.pipeline.end_to_end import Latency, latency_of
+from convoy.pipeline.check.end_to_end import Latency, latency_of
 
 NAME = "jax"
 

@@ -21,9 +21,9 @@ from torch import nn
 
 import convoy
 from convoy.measurement import detect_target
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.prune.accuracy import accuracy
-from convoy.training.fit import classification_loss
+from convoy.training.trainer.fit import classification_loss
 from convoy.zoo import Dataset, load_dataset, load_model, preprocessing
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`

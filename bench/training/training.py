@@ -35,7 +35,7 @@ import torch
 
 from convoy.engines.triton.merged import ENGINE as MERGED
 from convoy.measurement import detect_target
-from convoy.pipeline.end_to_end import Latency, interleave
+from convoy.pipeline.check.end_to_end import Latency, interleave
 from convoy.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`

@@ -36,7 +36,7 @@ import convoy
 from convoy.measurement import detect_target
 from convoy.measurement.device.memory_limit import MIN_ISOLATED_BYTES
 from convoy.pipeline import optimize_model
-from convoy.pipeline.end_to_end import Latency, interleave
+from convoy.pipeline.check.end_to_end import Latency, interleave
 from convoy.program.recording import forget_library_workspaces
 from convoy.zoo import input_size, load_model
 

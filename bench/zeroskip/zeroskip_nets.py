@@ -31,7 +31,7 @@ from convoy import Settings
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
-from convoy.pipeline.end_to_end import interleave
+from convoy.pipeline.check.end_to_end import interleave
 from convoy.pipeline.optimize import OptimizeResult
 from convoy.program import OptimizedModule
 from convoy.zoo import load_dataset, load_model, preprocessing

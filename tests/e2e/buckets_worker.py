@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.training import gradient_allreduce, overlapped_allreduce, training_job
 from tests.e2e.leaving import leave
 

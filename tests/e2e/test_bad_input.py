@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from convoy.cli import options
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.target import Target
 from tests.e2e.command import Command
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from convoy.engines.manifest import MANIFEST
 from convoy.measurement import detect_target
 from convoy.perfdb import Status
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.plan import load as load_plan
 from convoy.zoo import load_model
 from tests.e2e.command import Command, summary

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from convoy.perfdb import Database, Measurement, sql
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from tests.e2e.command import Command, summary
 
 WORDS = ("--size", "16", "--only-engines", "onednn")

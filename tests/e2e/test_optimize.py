@@ -17,7 +17,8 @@ from torch import nn
 import convoy
 from convoy.capture import Captured
 from convoy.perfdb import Database
-from convoy.pipeline import end_to_end, optimize_model
+from convoy.pipeline import optimize_model
+from convoy.pipeline.check import end_to_end
 from convoy.program import OptimizedModule
 from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.eager import EagerProgram

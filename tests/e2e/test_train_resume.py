@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from convoy import cli
-from convoy.training.checkpoint import FORMAT
-from convoy.training.checksummed_file import read_checksummed
+from convoy.training.trainer.checkpoint import FORMAT
+from convoy.training.trainer.checksummed_file import read_checksummed
 from tests.e2e.forked import joined, start, wait_for
 
 NET = '''
@@ -89,8 +89,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from convoy.training.fit import fit
-from convoy.training.recipe import Recipe
+from convoy.training.trainer.fit import fit
+from convoy.training.trainer.recipe import Recipe
 from convoy.zoo import Preprocessing, load_dataset
 
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import convoy
-from convoy.pipeline import end_to_end, end_to_end_check
-from convoy.pipeline.end_to_end import Latency
+from convoy.pipeline.check import end_to_end, end_to_end_check
+from convoy.pipeline.check.end_to_end import Latency
 from tests.fuzz.random_modules import Sketch, smaller
 
 USES = ("optimize", "compile", "compile_train", "training_step")

@@ -20,7 +20,7 @@ from convoy.engines.activation_sparsity import SparsityShares
 from convoy.engines.compilers import host_compiler
 from convoy.engines.library.aten import ENGINE
 from convoy.measurement.device.detect import detect_target
-from convoy.pipeline.end_to_end import Latency
+from convoy.pipeline.check.end_to_end import Latency
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
 
 CPU = detect_target("cpu")

@@ -194,8 +194,8 @@ def train(
 
     from convoy.prune.accuracy import class_scores
     from convoy.training import train_model
-    from convoy.training.fit import classification_loss
     from convoy.training.step_program import StepOptions
+    from convoy.training.trainer.fit import classification_loss
 
     if amp is not None and amp not in AMP:
         raise InputError("--amp", amp, "one of " + ", ".join(AMP))

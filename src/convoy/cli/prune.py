@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from convoy.prune import PruneSummary, Recipe
-    from convoy.training.finetune import FinetuneSchedule
+    from convoy.training.trainer.finetune import FinetuneSchedule
     from convoy.zoo import Dataset
 
 
@@ -53,7 +53,7 @@ def prune(
         measured.show(advice, as_json)
         return
     from convoy.prune import Recipe
-    from convoy.training.finetune import FinetuneSchedule
+    from convoy.training.trainer.finetune import FinetuneSchedule
 
     recipe = Recipe.of(pattern or "unstructured", sparsity, scope, tuple(options.words_of(skip)))
     schedule = FinetuneSchedule(
@@ -107,7 +107,7 @@ def run(
     """Prune in place, fine-tune, and take the accuracy before, between and after."""
     from convoy.cli.progress import Bar
     from convoy.prune import Accuracy, Finetune, PruneSummary, accuracy, prune_model
-    from convoy.training.finetune import finetune
+    from convoy.training.trainer.finetune import finetune
 
     args = options.example(module, name, None, None, size, "fp32", device)
     with options.fitting(module, args):

@@ -35,7 +35,7 @@ def run(
     import torch
 
     import convoy
-    from convoy.pipeline.end_to_end import float_outputs, interleave
+    from convoy.pipeline.check.end_to_end import float_outputs, interleave
 
     with options.fitting(module, args):
         fast = convoy.load(module, plan, args)

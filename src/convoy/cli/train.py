@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from convoy.settings import Settings
-    from convoy.training.fit import EpochResult
-    from convoy.training.recipe import TrainingRecipe
     from convoy.training.step import TrainingStep
+    from convoy.training.trainer.fit import EpochResult
+    from convoy.training.trainer.recipe import TrainingRecipe
     from convoy.zoo.image_size import ImageSize
 
 
@@ -53,7 +53,7 @@ def train(
     save_plan: given.SavePlan = None,
 ) -> None:
     """Train MODEL on labelled images: loss, accuracy and images a second of each epoch. Under torchrun: on all its GPUs."""
-    from convoy.training.recipe import TrainingRecipe, with_amp
+    from convoy.training.trainer.recipe import TrainingRecipe, with_amp
 
     recipe = TrainingRecipe(
         epochs=epochs,
@@ -89,7 +89,7 @@ def _interruptible(checkpoint: Path | None, *, resume: bool) -> Iterator[None]:
     another = None if resume else _identity(checkpoint)
 
     def kept() -> str:
-        from convoy.training.checkpoint import read_position
+        from convoy.training.trainer.checkpoint import read_position
 
         there = _identity(checkpoint)
         if there is None or there == another:
@@ -99,7 +99,7 @@ def _interruptible(checkpoint: Path | None, *, resume: bool) -> Iterator[None]:
         return f"{checkpoint} holds {made}; go on with --resume"
 
     def remove() -> None:
-        from convoy.training.checkpoint import remove_unfinished
+        from convoy.training.trainer.checkpoint import remove_unfinished
 
         remove_unfinished(checkpoint)
 
@@ -150,7 +150,7 @@ def run(
         count: how many there are.
     """
     from convoy.cli.progress import Bar
-    from convoy.training.fit import fit
+    from convoy.training.trainer.fit import fit
     from convoy.zoo import load_dataset
 
     module = options.load(source.model, source.weights, "fp32", where, trust=source.trust)

@@ -37,7 +37,7 @@ from convoy.compare.frameworks.torch_model import (
 )
 from convoy.compare.rounding_limits import rounding_limits
 from convoy.errors import InputError
-from convoy.pipeline.end_to_end import ORACLE_FLOPS, exact_outputs, float_outputs
+from convoy.pipeline.check.end_to_end import ORACLE_FLOPS, exact_outputs, float_outputs
 from convoy.zoo import example_args, input_size, load_model, parse_dtype
 
 Turn = Callable[[], AbstractContextManager[None]]

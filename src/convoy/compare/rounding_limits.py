@@ -17,7 +17,7 @@ from convoy.compare.case import Case
 from convoy.compare.checking import loss_error, part, relative_error
 from convoy.compare.frameworks.base import CaseInputs, Outputs
 from convoy.compare.frameworks.torch_model import FrameworkNet, FrameworkStep, check_step, load_net, outputs_of
-from convoy.pipeline.rounding import InputPerturbation, unit_roundoff
+from convoy.pipeline.check.rounding import InputPerturbation, unit_roundoff
 from convoy.zoo import parse_dtype
 
 LEAST: Final = {"out": 0.1, "grad": 0.5, "loss": 0.1}

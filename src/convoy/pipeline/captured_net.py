@@ -10,9 +10,9 @@ from convoy.capture import Captured
 from convoy.capture.copies import separate_copy
 from convoy.engines.torch_flags import convolutions
 from convoy.errors import CaptureError
+from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.isolation import IsolatedCopy, attributes_of
 from convoy.pipeline.net import Net, capture_net
-from convoy.pipeline.rounding import fixed_seed
 from convoy.program.calls import has_internal_overlap, is_plain, tensors_of
 from convoy.settings import Settings
 from convoy.target import Target

@@ -1,4 +1,4 @@
-"""Result: what tuning a model for inference found, and the one of a model that PyTorch runs as it is."""
+"""OptimizeResult: results of tuning a model for inference, also of a model that PyTorch runs as it is."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def stock_result(
     tuner: Tuner,
     reason: str,
 ) -> OptimizeResult:
-    """The result of a model that cannot be tuned: PyTorch runs it. Nothing of it was run or timed.
+    """The result of a model that cannot be tuned: PyTorch runs it. Nothing was run or timed.
 
     Args:
         model: the model.
         args: its arguments.
         kwargs: its keyword arguments.
-        name: what the user calls it.
-        settings: as given.
+        name: the user's name for it.
+        settings: the user's settings.
         target: the device.
-        tuner: of the module that is returned.
-        reason: why, and what the user can do about it.
+        tuner: makes programs for the module that is returned.
+        reason: why the model cannot be tuned, and what the user can do about it.
     """
     told = f"{reason}: PyTorch runs {name} as it is"
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -78,14 +78,21 @@ def stock_result(
         baseline=True,
         notes=(told,),
     )
+    summary = _unmeasured(plan, first, target)
+    module = OptimizedModule(model, Program(plan, None, None), args, kwargs, tuner)
+    return OptimizeResult(module, plan, summary, (told,))
+
+
+def _unmeasured(plan: Plan, first: torch.Tensor, target: Target) -> Summary:
+    """The summary of a plan that was not measured, with the first tensor of its inputs."""
     unknown = Timing("torch.eager", 0.0, 0.0)
-    summary = Summary(
-        model=name,
+    return Summary(
+        model=plan.model,
         target=target.to_dict(),
         batch=first.size(0) if first.dim() else 0,
         dtype=str(first.dtype).removeprefix("torch."),
-        numerics=str(settings.numerics),
-        inputs=inputs,
+        numerics=plan.numerics,
+        inputs=plan.inputs,
         baseline=unknown,
         optimized=unknown,
         speedup=1.0,
@@ -101,8 +108,6 @@ def stock_result(
         versions={"convoy": __version__, **dict(target.versions)},
         date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-    module = OptimizedModule(model, Program(plan, None, None), args, kwargs, tuner)
-    return OptimizeResult(module, plan, summary, (told,))
 
 
 def _specs(tensors: list[torch.Tensor]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import torch
 from convoy.errors import CompileError
 from convoy.measurement import ParallelCompile
 from convoy.measurement.failure import is_out_of_memory
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.pipeline.net import Net
 from convoy.pipeline.schedule_memory import ScheduleMaker, fit_in_memory
 from convoy.plan import Plan, Step

@@ -16,11 +16,11 @@ from convoy.capture import find_modules
 from convoy.capture.copies import copy_sharing_tensors
 from convoy.capture.find_layers import FoundModule
 from convoy.errors import CaptureError
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.isolation import IsolatedCopy, isolate, overrides_train
 from convoy.pipeline.observer import Observer
 from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult
-from convoy.pipeline.rounding import fixed_seed
 from convoy.pipeline.summarize import summarize_layers
 from convoy.pipeline.whole_model import tune_whole
 from convoy.plan.plan import Plan

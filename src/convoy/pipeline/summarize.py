@@ -13,7 +13,7 @@ from convoy.engines.manifest import BASELINE, load_engine
 from convoy.graph.layers import conv_problem
 from convoy.measurement import Peaks, floor_us, protocol_for
 from convoy.perfdb import Measurement
-from convoy.pipeline.end_to_end import Latency, OutputErrors
+from convoy.pipeline.check.end_to_end import Latency, OutputErrors
 from convoy.pipeline.net import Net
 from convoy.pipeline.select import Choice
 from convoy.pipeline.selection_input import rows_at

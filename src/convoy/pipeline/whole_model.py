@@ -12,21 +12,21 @@ from torch import nn
 from convoy.measurement import Peaks
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.perfdb import Database
-from convoy.pipeline import end_to_end
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.ceilings import ceiling_notes, measure_ceilings
-from convoy.pipeline.end_to_end_check import build_and_check, with_timeline
+from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.end_to_end_check import build_and_check, with_timeline
+from convoy.pipeline.check.net_check import NetCheck
+from convoy.pipeline.check.verify_predicted import BuiltPlan, rebuild_until_verified
 from convoy.pipeline.isolation import IsolatedCopy, isolate
 from convoy.pipeline.measure_net import measure, prediction_notes, with_counted_zeros
 from convoy.pipeline.net import Net
-from convoy.pipeline.net_check import NetCheck
 from convoy.pipeline.observer import Observer, Stopwatch
 from convoy.pipeline.optimize_result import OptimizeResult
 from convoy.pipeline.plan_target import device_of, target_for
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.summarize import summarize
-from convoy.pipeline.verify_predicted import BuiltPlan, rebuild_until_verified
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.program.program_cache import Tuner
 from convoy.settings import Settings

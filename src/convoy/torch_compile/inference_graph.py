@@ -13,11 +13,11 @@ from torch import fx, nn
 
 from convoy.errors import PlanError, SelectionError
 from convoy.measurement.failure import is_out_of_memory
+from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.net import capture_net
 from convoy.pipeline.optimize import optimize_model
 from convoy.pipeline.plan_target import device_of, target_for
-from convoy.pipeline.rounding import fixed_seed
 from convoy.plan import Plan
 from convoy.program import CudaGraphProgram, Program, build_program
 from convoy.program.recording import first_line

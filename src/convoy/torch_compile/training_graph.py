@@ -21,17 +21,17 @@ from convoy.graph.randomness import draws_random
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.rounding import InputPerturbation, fixed_seed, unit_roundoff
+from convoy.pipeline.check.rounding_bound import allowed_baseline
+from convoy.pipeline.check.verify_predicted import rebuild_until_verified
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.measure_net import measure, prediction_notes
 from convoy.pipeline.net import Net, input_formats, make_net, memory_format
 from convoy.pipeline.observer import ignore_progress
 from convoy.pipeline.plan_target import device_of, target_for
-from convoy.pipeline.rounding import InputPerturbation, fixed_seed, unit_roundoff
-from convoy.pipeline.rounding_bound import allowed_baseline
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
-from convoy.pipeline.verify_predicted import rebuild_until_verified
 from convoy.plan import Plan
 from convoy.program import CudaGraphProgram
 from convoy.program.recording import first_line

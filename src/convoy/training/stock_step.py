@@ -19,12 +19,13 @@ from convoy.engines.group_norm_backward import guarded
 from convoy.engines.torch_flags import convolutions
 from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.failure import is_out_of_memory
-from convoy.pipeline import end_to_end
-from convoy.pipeline.end_to_end import OutputErrors
-from convoy.pipeline.end_to_end_check import ComparedRun, EndToEndCheck
-from convoy.pipeline.net_oracle import MOST_ROUNDINGS, stock_error_message
-from convoy.pipeline.rounding import InputPerturbation, fixed_seed, unit_roundoff
-from convoy.pipeline.rounding_bound import allowed_baseline
+from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.end_to_end import OutputErrors
+from convoy.pipeline.check.end_to_end_check import ComparedRun, EndToEndCheck
+from convoy.pipeline.check.net_oracle import MOST_ROUNDINGS, stock_error_message
+from convoy.pipeline.check.rounding import InputPerturbation, fixed_seed, unit_roundoff
+from convoy.pipeline.check.rounding_bound import allowed_baseline
+from convoy.pipeline.check.stock_graph import baseline_run, capture_stock
 from convoy.program import Program
 from convoy.program.cuda_graph import CudaGraphProgram
 
@@ -105,7 +106,7 @@ class StockStep:
         return unit_roundoff(found, cuda=held[0].is_cuda)
 
     def shaken(self) -> list[torch.Tensor]:
-        """The same from parameters, buffers and a batch that are off by one rounding each (`convoy.pipeline.rounding`)."""
+        """The same from parameters, buffers and a batch that are off by one rounding each (`convoy.pipeline.check.rounding`)."""
         module = self._module.rebuilt(_own_copy)
         lifted = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self._lifted]
         held = list(StepTensors(module, lifted).all().values())
@@ -128,7 +129,7 @@ class StockStep:
 
     def captured(self) -> Callable[[], object]:
         """Loss and gradients as one CUDA graph on one stream: the baseline on a GPU."""
-        return end_to_end.capture_stock(self.run, reads=self)
+        return capture_stock(self.run, reads=self)
 
 
 def _own_copy(module: nn.Module) -> nn.Module:
@@ -274,7 +275,7 @@ class StepCheck(EndToEndCheck):
         """PyTorch's step: on a GPU as one graph, where it can be captured."""
         runs: dict[str, Callable[[], object]] = {"torch.eager": self._stock.run}
         if self.cuda:
-            runs = end_to_end.baseline_run(self._stock.run, self._stock.captured)
+            runs = baseline_run(self._stock.run, self._stock.captured)
         ((name, run),) = runs.items()
         return ComparedRun(name, self._baseline_errors, run)
 

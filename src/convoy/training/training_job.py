@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,19 +22,20 @@ from convoy.graph.text import digest
 from convoy.measurement import Peaks, protocol_for
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.perfdb import Database
-from convoy.pipeline import end_to_end
 from convoy.pipeline.ceilings import ceiling_notes, measure_ceilings
-from convoy.pipeline.end_to_end_check import build_and_check, with_timeline
+from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.end_to_end_check import build_and_check, with_timeline
+from convoy.pipeline.check.verify_predicted import BuiltPlan, rebuild_until_verified
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.measure_net import measure, prediction_notes
 from convoy.pipeline.net import Net, input_formats, make_net, memory_format
 from convoy.pipeline.observer import Observer, Stopwatch, ignore_progress
+from convoy.pipeline.optimize_result import NO_GRAPH
 from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.selection_input import distinct_problems
 from convoy.pipeline.summarize import summarize
-from convoy.pipeline.verify_predicted import BuiltPlan, rebuild_until_verified
 from convoy.plan import Plan
 from convoy.problem import subgraph_texts
 from convoy.program import Program, build_program
@@ -48,9 +49,6 @@ from convoy.training.step import TrainingStep
 from convoy.training.step_program import StepOptions, StepProgram
 from convoy.training.stock_step import StepCheck, StockStep
 from convoy.tune import SearchResult
-
-NO_GRAPH: Final = "0" * 16
-"""The digest in the plan of a step that was not captured."""
 
 
 @dataclass(frozen=True, slots=True)

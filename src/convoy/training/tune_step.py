@@ -70,15 +70,13 @@ def training_step(
     Raises:
         InputError: arguments that cannot be used.
         PlanError: `plan` is of another model, shape or machine.
-        SelectionError: nothing satisfies the settings: with `deterministic`, an operator that nothing computes with the same bits
-            in every run, or gradients that are wrong as planned where PyTorch's own may differ from run to run.
+        SelectionError: with `deterministic`, an operator has no right and deterministic implementation.
     """
     options = StepOptions(amp, scaler, clip_grad_norm, accumulate)
     settings = checked_settings(settings)
     try:
-        return train_model(
-            model, loss_fn, optimizer, batch, options=options, plan=plan, settings=settings, name=name
-        ).step
+        found = train_model(model, loss_fn, optimizer, batch, options=options, plan=plan, settings=settings, name=name)
+        return found.step
     except CaptureError as error:
         reason = str(error)
     except (InputError, SelectionError):

@@ -42,7 +42,7 @@ class SearchResult:
         from_database: number of candidates whose stored rows were used.
         predicted: number of problems with predicted times: at effort `none`, after the time was up, or for lack of memory.
         baseline_out_of_memory: number of problems on which PyTorch's own operators ran out of memory.
-        wrong_predictions: number of a plan's predicted steps that turned out to be wrong (`convoy.pipeline.verify_predicted`).
+        wrong_predictions: number of a plan's predicted steps that were wrong (`convoy.pipeline.check.verify_predicted`).
         cut: how far the search came if its time was up; else empty.
         zeros_uncounted: whether there was no memory to count the zeros of the net's values (`convoy.measurement.count_zeros`).
     """

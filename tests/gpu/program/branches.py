@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.tune import local_search
 
 FEW = ("triton.implicit_gemm", "triton.dgrad", "triton.wgrad")

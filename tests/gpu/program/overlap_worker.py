@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
-from convoy.pipeline import end_to_end, schedules
+from convoy.pipeline import schedules
+from convoy.pipeline.check import end_to_end
 from convoy.tune import local_search
 from tests.gpu.program.judge import Judge
 

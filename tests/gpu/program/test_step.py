@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy import plan as plans
-from convoy.pipeline import end_to_end, schedules
+from convoy.pipeline import schedules
+from convoy.pipeline.check import end_to_end
 from convoy.plan import Plan
 from convoy.schedule import parallel_steps
 from convoy.training import overlapped_updates, train_model

@@ -14,7 +14,7 @@ from convoy.measurement import InProcessRunner, detect_target
 from convoy.perfdb import Database
 from convoy.prune import Recipe, accuracy, advise, prune_model
 from convoy.settings import Settings
-from convoy.training.finetune import FinetuneSchedule, finetune
+from convoy.training.trainer.finetune import FinetuneSchedule, finetune
 from convoy.zoo import Preprocessing, load_dataset
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,8 @@ from torch import nn
 
 import convoy
 from convoy.engines.compilers import host_compiler
-from convoy.pipeline import end_to_end, net, optimize_model
+from convoy.pipeline import net, optimize_model
+from convoy.pipeline.check import end_to_end
 from convoy.program.native_chains import ChainedProgram, NativeChain
 
 pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")

@@ -166,7 +166,7 @@ class Siamese(nn.Module):
     "second", [lambda x: x, lambda x: x[:], lambda x: x.view(1, 3, 8, 8)], ids=["same", "slice", "view"]
 )
 def test_a_tensor_given_twice_is_two_arguments(settings: convoy.Settings, monkeypatch, second) -> None:
-    from convoy.pipeline import end_to_end
+    from convoy.pipeline.check import end_to_end
 
     monkeypatch.setattr(end_to_end, "is_faster", lambda *_: True)
     model, x = Siamese().eval(), torch.randn(1, 3, 8, 8)

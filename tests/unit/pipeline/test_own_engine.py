@@ -16,7 +16,7 @@ from convoy.errors import InputError
 from convoy.graph.text import parse_graph
 from convoy.measurement import detect_target
 from convoy.perfdb.row import Measurement, Status
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.pipeline.launch_overhead import INTERPRETED_US, launch_us
 from convoy.pipeline.net import capture_net
 from convoy.pipeline.optimize import optimize_model

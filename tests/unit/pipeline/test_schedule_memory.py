@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from convoy.pipeline.end_to_end import Latency
+from convoy.pipeline.check.end_to_end import Latency
 from convoy.pipeline.schedule_memory import fit_in_memory
 from convoy.pipeline.schedules import ScheduleSearch
 from convoy.plan import Step

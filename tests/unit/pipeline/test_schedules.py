@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from convoy.pipeline import schedules
-from convoy.pipeline.end_to_end import Latency
+from convoy.pipeline.check.end_to_end import Latency
 from convoy.pipeline.schedules import ScheduleSearch
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs

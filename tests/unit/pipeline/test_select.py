@@ -13,7 +13,7 @@ import convoy
 from convoy.errors import SelectionError
 from convoy.graph.text import parse_graph
 from convoy.perfdb.row import Measurement, Status
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.pipeline.net import Net
 from convoy.pipeline.select import select, stock_us
 from convoy.problem import EngineConfig, Knobs

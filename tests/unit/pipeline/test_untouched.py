@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import convoy
-from convoy.pipeline import end_to_end, end_to_end_check, separate_layers
-from convoy.pipeline.end_to_end import Latency
+from convoy.pipeline import separate_layers
+from convoy.pipeline.check import end_to_end, end_to_end_check
+from convoy.pipeline.check.end_to_end import Latency
 from tests.unit.pipeline.nasty_modules import MODELS, Branches, CountsInABuffer, changes, state_of, state_of_process
 
 COMPILED = ("CountsInABuffer", "CountsInPython", "OverwritesItsInput", "Caches", "Branches", "hooked", "learning")

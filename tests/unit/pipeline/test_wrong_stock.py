@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
-from convoy.pipeline.end_to_end import OutputErrors, errors_against, exact_outputs, falls_back
-from convoy.pipeline.rounding import unit_roundoff
+from convoy.pipeline.check.end_to_end import OutputErrors, errors_against, exact_outputs, falls_back
+from convoy.pipeline.check.rounding import unit_roundoff
 from convoy.settings import Settings
 from convoy.training.stock_step import StepCheck, StockStep
 
@@ -45,9 +45,9 @@ class WrongForward(nn.Conv2d):
 
 
 def test_a_wrong_stock_net_is_told_of_and_the_plan_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convoy.pipeline.end_to_end.why_slow", lambda *_: "it is slow")
+    monkeypatch.setattr("convoy.pipeline.check.end_to_end.why_slow", lambda *_: "it is slow")
     # A library's operator is as wrong in the captured graph as in the module.
-    monkeypatch.setattr("convoy.pipeline.net_oracle._graph_errors", lambda *_: OutputErrors(1.0, 1.0))
+    monkeypatch.setattr("convoy.pipeline.check.net_oracle._graph_errors", lambda *_: OutputErrors(1.0, 1.0))
     torch.manual_seed(1)
     net, x = WrongForward(4, 4, 3, padding=1).eval(), torch.randn(1, 4, 8, 8)
     with pytest.warns(UserWarning, match="PyTorch's own outputs are wrong here"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from convoy.pipeline import end_to_end, end_to_end_check
+from convoy.pipeline.check import end_to_end, end_to_end_check
 
 
 def once(runs: dict[str, Callable[[], object]], **_: Any) -> dict[str, end_to_end.Latency]:

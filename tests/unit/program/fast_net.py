@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 Y = torch.tensor([1, 3])

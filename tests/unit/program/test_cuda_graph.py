@@ -18,9 +18,10 @@ from convoy.engines.base import Buffers
 from convoy.errors import LaunchError
 from convoy.measurement import capture_recovery
 from convoy.measurement.timer import captured
-from convoy.pipeline import end_to_end, schedules
+from convoy.pipeline import schedules
+from convoy.pipeline.check import end_to_end, stock_graph
+from convoy.pipeline.check.net_check import NetCheck
 from convoy.pipeline.isolation import isolate
-from convoy.pipeline.net_check import NetCheck
 from convoy.plan import Plan, Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program import CudaGraphProgram, Program, build_program, recording, runnable_program, step_timeline
@@ -261,7 +262,7 @@ def test_a_net_that_cannot_be_captured_is_checked_against_pytorchs_launches(
     plan, program = schedules.build_fastest(plans.load(saved), net, dataclasses.replace(settings, streams=1))
     assert plan.notes[-1] == NOTE
     monkeypatch.setattr(end_to_end, "LEAST_ROUND_S", 1e-4)
-    monkeypatch.setattr(end_to_end, "capture_stock", capture_on_cpu)
+    monkeypatch.setattr(stock_graph, "capture_stock", capture_on_cpu)
     outcome = NetCheck(net, isolated).both(program)
     assert outcome is not None
     assert (outcome.baseline.name, outcome.optimized.name) == ("torch.eager", "convoy")
@@ -284,7 +285,7 @@ def test_pytorch_itself_may_be_short_of_room_which_is_no_failed_capture():
         raise torch.OutOfMemoryError("full")
 
     with pytest.raises(torch.OutOfMemoryError):
-        end_to_end.baseline_run(lambda: None, full)
+        stock_graph.baseline_run(lambda: None, full)
 
 
 def test_a_replayed_training_plan_tells_of_it_in_the_steps_notes(

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrizations, prune
 
 import convoy
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.program.contents import contents_checks
 from convoy.program.optimized_module import OptimizedModule
 from convoy.training.step import TrainingStep

@@ -20,7 +20,7 @@ from convoy.prune import (
     save_weights,
 )
 from convoy.prune.accuracy import class_scores
-from convoy.training.finetune import FinetuneSchedule, finetune
+from convoy.training.trainer.finetune import FinetuneSchedule, finetune
 from convoy.zoo import Dataset, Preprocessing, load_dataset, load_model, preprocessing
 from convoy.zoo.weights import load_into, read
 

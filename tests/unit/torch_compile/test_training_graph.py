@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.torch_compile import training_graph
 from tests.unit.training.training_nets import batches, net, sgd
 

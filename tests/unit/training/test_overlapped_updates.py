@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.training import overlapped_allreduce, overlapped_updates
 from convoy.training.bucket_completion import BucketCompletion
 from convoy.training.gradient_allreduce import GradientAllReduce

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from convoy.capture import capture_training
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.training.stock_step import StepCheck, StockStep
 from tests.unit.training.training_nets import batches, net
 

@@ -17,8 +17,8 @@ from torch import nn
 
 import convoy
 from convoy.errors import InputError, PlanError
-from convoy.pipeline import end_to_end, end_to_end_check
-from convoy.pipeline.end_to_end import Latency
+from convoy.pipeline.check import end_to_end, end_to_end_check
+from convoy.pipeline.check.end_to_end import Latency
 from tests.unit.training.training_pairs import Net, Pair, called, images, labels, pair, sgd
 
 WEIGHT = torch.tensor([0.2, 1.0, 3.0, 0.5, 0.7])

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy import plan as plans
 from convoy.errors import InputError, PlanError, SelectionError
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.training import TrainingResult, train_model
 from tests.unit.training.training_nets import batches, net, sgd
 

@@ -18,7 +18,7 @@ from convoy.compare.case import Case
 from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, UnsupportedCaseError
 from convoy.compare.frameworks.torch_model import FrameworkStep, built, check_step, load_net, outputs_of
 from convoy.pipeline import optimize_model
-from convoy.pipeline.end_to_end import float_outputs
+from convoy.pipeline.check.end_to_end import float_outputs
 from convoy.report.summary import Summary
 from convoy.training.step_program import StepOptions
 from convoy.training.tune_step import train_model

@@ -19,7 +19,7 @@ from convoy.compare.frameworks.torch_model import (
     outputs_of,
     set_flags,
 )
-from convoy.pipeline.end_to_end import stock_graph
+from convoy.pipeline.check.stock_graph import stock_graph
 
 
 class Torch:

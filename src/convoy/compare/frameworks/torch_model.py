@@ -15,7 +15,7 @@ from convoy.compare.case import LEARNING_RATE, MOMENTUM, Case
 from convoy.compare.frameworks.base import BuiltModel, CaseInputs, Outputs, UnsupportedCaseError
 from convoy.compare.layer_kinds import by_kind
 from convoy.measurement.device.heap import keep_freed_memory
-from convoy.pipeline.end_to_end import float_outputs
+from convoy.pipeline.check.end_to_end import float_outputs
 from convoy.zoo import load_model, parse_dtype
 
 FORMATS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}

@@ -12,7 +12,7 @@ from convoy.capture.passes.remove_identities import remove_identities
 from convoy.engines import nondeterminism
 from convoy.engines.interpret import compile_graph
 from convoy.graph.text import parse_graph
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.settings import Settings
 
 TEXT = """graph 1

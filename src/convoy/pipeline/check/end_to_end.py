@@ -14,11 +14,9 @@ from torch.utils import _pytree as pytree
 
 from convoy.capture.copies import copy_module
 from convoy.engines import nondeterminism
-from convoy.engines.torch_flags import convolutions
 from convoy.errors import SelectionError
 from convoy.graph.ir import Graph
 from convoy.measurement.failure import is_out_of_memory
-from convoy.program.recording import CAPTURE_FAILURES, recording
 from convoy.settings import Settings
 
 ROUNDS = 15
@@ -245,59 +243,3 @@ def _repeats(run: Callable[[], object], least_s: float, *, cuda: bool) -> int:
         run()
     once = max(_round(run, 1, cuda=cuda), 1e-6)
     return max(1, round(least_s / once))
-
-
-def baseline_run(
-    run: Callable[[], object], capture: Callable[[], Callable[[], object]]
-) -> dict[str, Callable[[], object]]:
-    """PyTorch's own run on a GPU under its name: `torch.graph`, or `torch.eager` where it cannot be captured.
-
-    Args:
-        run: launches it once.
-        capture: captures it, and gives what replays it.
-    """
-    try:
-        return {"torch.graph": capture()}
-    except torch.OutOfMemoryError:
-        raise
-    except CAPTURE_FAILURES:
-        return {"torch.eager": run}
-
-
-def stock_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object]:
-    """The stock module captured as one CUDA graph, as PyTorch users do it by hand: the baseline on a GPU.
-
-    cudnn.benchmark is on while it warms up, so that the captured kernels are those that cuDNN found fastest.
-    """
-
-    def run() -> object:
-        with torch.no_grad():
-            return model(*args, **kwargs)
-
-    return capture_stock(run, reads=(model, args, kwargs))
-
-
-def capture_stock(run: Callable[[], object], *, reads: object) -> Callable[[], object]:
-    """What a function launches, captured as one CUDA graph on one stream.
-
-    Args:
-        run: launches the work.
-        reads: what must live as long as the graph: the graph holds addresses alone.
-    """
-    stream = torch.cuda.Stream()
-    with convolutions("as_torch", stream.device):
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                run()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with recording(graph, stream):
-            kept = run()
-
-    def replay() -> object:
-        graph.replay()
-        return kept
-
-    replay.reads = reads  # type: ignore[attr-defined]
-    return replay

@@ -8,8 +8,8 @@ from typing import Final
 import torch
 
 from convoy.measurement.failure import is_out_of_memory
-from convoy.pipeline import end_to_end
-from convoy.pipeline.end_to_end import OutputErrors
+from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.end_to_end import OutputErrors
 
 FP32_UNIT: Final = 2.0**-24
 """Unit roundoff of fp32."""

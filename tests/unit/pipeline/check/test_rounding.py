@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from convoy.pipeline.rounding import TF32_ROUNDING, InputPerturbation, fixed_seed, unit_roundoff
+from convoy.pipeline.check.rounding import TF32_ROUNDING, InputPerturbation, fixed_seed, unit_roundoff
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

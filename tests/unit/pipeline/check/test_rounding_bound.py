@@ -12,9 +12,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import convoy
-from convoy.pipeline.end_to_end import OutputErrors
-from convoy.pipeline.rounding import TF32_ROUNDING
-from convoy.pipeline.rounding_bound import FP32_UNIT, allowed_baseline
+from convoy.pipeline.check.end_to_end import OutputErrors
+from convoy.pipeline.check.rounding import TF32_ROUNDING
+from convoy.pipeline.check.rounding_bound import FP32_UNIT, allowed_baseline
 from convoy.torch_compile import training_graph
 from convoy.training import stock_step
 from tests.unit.pipeline.untimed import keep_plans

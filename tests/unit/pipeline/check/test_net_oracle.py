@@ -12,8 +12,8 @@ from torch import nn
 import convoy
 from convoy.capture import capture_with_original
 from convoy.errors import CaptureError
-from convoy.pipeline import end_to_end, net_oracle
-from convoy.pipeline.net_oracle import OracleResult, run_oracle
+from convoy.pipeline.check import end_to_end, net_oracle
+from convoy.pipeline.check.net_oracle import OracleResult, run_oracle
 
 X = torch.linspace(-2, 2, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 import torch
 
 from convoy.engines.torch_flags import convolutions
-from convoy.pipeline import end_to_end
-from convoy.pipeline.end_to_end_check import ComparedRun, EndToEndCheck
+from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.end_to_end_check import ComparedRun, EndToEndCheck
+from convoy.pipeline.check.net_oracle import run_oracle
+from convoy.pipeline.check.rounding import fixed_seed
+from convoy.pipeline.check.stock_graph import baseline_run, stock_graph
 from convoy.pipeline.isolation import IsolatedCopy
 from convoy.pipeline.net import Net
-from convoy.pipeline.net_oracle import run_oracle
-from convoy.pipeline.rounding import fixed_seed
 from convoy.program import Program
 
 
@@ -55,7 +56,7 @@ class NetCheck(EndToEndCheck):
         model, args, kwargs = self._model, self._args, self._kwargs
         runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: model(*args, **kwargs)}
         if self.cuda:
-            runs = end_to_end.baseline_run(runs["torch.eager"], lambda: end_to_end.stock_graph(model, args, kwargs))
+            runs = baseline_run(runs["torch.eager"], lambda: stock_graph(model, args, kwargs))
         ((name, run),) = runs.items()
         return ComparedRun(name, self._baseline_errors, run)
 

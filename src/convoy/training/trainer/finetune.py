@@ -13,8 +13,8 @@ from convoy.capture.export import evaluation_mode
 from convoy.errors import InputError
 from convoy.pipeline.observer import Observer, ignore_progress
 from convoy.prune.masks import masked
-from convoy.training.fit import fit
-from convoy.training.recipe import TrainingRecipe
+from convoy.training.trainer.fit import fit
+from convoy.training.trainer.recipe import TrainingRecipe
 from convoy.zoo import Dataset
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError
-from convoy.training.checksummed_file import TOKEN_BYTES, read_checksummed, read_values, write_checksummed
+from convoy.training.trainer.checksummed_file import TOKEN_BYTES, read_checksummed, read_values, write_checksummed
 
 FORMAT: Final = "convoy checkpoint 2"
 """Files of the first format, which torch.save wrote, held no sum: damage went unnoticed. They are refused."""

@@ -14,10 +14,10 @@ from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy.errors import ConvoyError, InputError
-from convoy.training import fit as module
-from convoy.training.checkpoint import TrainingPosition
-from convoy.training.fit import fit
-from convoy.training.recipe import TrainingRecipe, with_amp
+from convoy.training.trainer import fit as module
+from convoy.training.trainer.checkpoint import TrainingPosition
+from convoy.training.trainer.fit import fit
+from convoy.training.trainer.recipe import TrainingRecipe, with_amp
 from convoy.zoo import Dataset, Preprocessing, load_dataset
 from tests.unit.training.training_nets import net
 

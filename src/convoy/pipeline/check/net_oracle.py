@@ -22,9 +22,9 @@ from convoy.capture.copies import separate_copy
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError
 from convoy.graph.randomness import draws_random
-from convoy.pipeline import end_to_end
-from convoy.pipeline.end_to_end import OutputErrors
-from convoy.pipeline.rounding import fixed_seed, unit_roundoff
+from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.end_to_end import OutputErrors
+from convoy.pipeline.check.rounding import fixed_seed, unit_roundoff
 
 _T = TypeVar("_T")
 

@@ -12,7 +12,7 @@ import torch
 
 from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
-from convoy.pipeline.end_to_end import Latency, OutputErrors, interleave
+from convoy.pipeline.check.end_to_end import Latency, OutputErrors, interleave
 from convoy.pipeline.summarize import CheckOutcome
 from convoy.plan import Plan
 from convoy.program import Program

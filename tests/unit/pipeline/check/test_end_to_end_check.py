@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from convoy.pipeline import end_to_end_check as checks
-from convoy.pipeline.end_to_end import Latency, OutputErrors
-from convoy.pipeline.end_to_end_check import (
+from convoy.pipeline.check import end_to_end_check as checks
+from convoy.pipeline.check.end_to_end import Latency, OutputErrors
+from convoy.pipeline.check.end_to_end_check import (
     NO_TIMELINE,
     TIMED_SEPARATELY,
     ComparedRun,

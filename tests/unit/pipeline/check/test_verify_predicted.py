@@ -12,7 +12,7 @@ from torch import nn
 
 from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement, Status
-from convoy.pipeline import end_to_end
+from convoy.pipeline.check import end_to_end
 from convoy.pipeline.optimize import optimize_model
 from convoy.problem import EngineConfig
 from convoy.settings import Settings

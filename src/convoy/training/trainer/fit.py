@@ -18,7 +18,8 @@ from convoy.errors import ConvoyError, InputError
 from convoy.pipeline.observer import Observer, ignore_progress
 from convoy.prune.accuracy import accuracy, class_scores
 from convoy.settings import Settings, checked_settings
-from convoy.training.checkpoint import (
+from convoy.training.step import TrainingStep
+from convoy.training.trainer.checkpoint import (
     RandomState,
     TrainingPosition,
     random_state,
@@ -26,8 +27,7 @@ from convoy.training.checkpoint import (
     remove_unfinished,
     write_checkpoint,
 )
-from convoy.training.recipe import TrainingRecipe
-from convoy.training.step import TrainingStep
+from convoy.training.trainer.recipe import TrainingRecipe
 from convoy.training.tune_step import training_step
 from convoy.zoo import Dataset
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError
-from convoy.training.checkpoint import (
+from convoy.training.trainer.checkpoint import (
     FORMAT,
     RandomState,
     TrainingPosition,
@@ -24,7 +24,7 @@ from convoy.training.checkpoint import (
     read_position,
     write_checkpoint,
 )
-from convoy.training.checksummed_file import read_checksummed, write_checksummed
+from convoy.training.trainer.checksummed_file import read_checksummed, write_checksummed
 from tests.unit.training.training_nets import net, sgd
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)

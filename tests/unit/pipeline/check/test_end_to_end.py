@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from convoy.capture import capture_inference
-from convoy.pipeline import end_to_end
-from convoy.pipeline.end_to_end import Latency, errors_against, exact_outputs, interleave, is_faster, latency_of
+from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.end_to_end import Latency, errors_against, exact_outputs, interleave, is_faster, latency_of
 from convoy.pipeline.isolation import IsolatedCopy
 
 # is_faster
@@ -258,7 +258,9 @@ def test_cudnn_searches_from_the_stock_modules_first_call_on(monkeypatch: pytest
             Watched.calls += 1
             return x + 1
 
-    net_check, stock_step = map(importlib.import_module, ("convoy.pipeline.net_check", "convoy.training.stock_step"))
+    net_check, stock_step = map(
+        importlib.import_module, ("convoy.pipeline.check.net_check", "convoy.training.stock_step")
+    )
     for module in (net_check, stock_step):
         monkeypatch.setattr(module, "convolutions", recorded)
     x = torch.ones(2)

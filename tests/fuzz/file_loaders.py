@@ -300,8 +300,8 @@ def rows_json_lines_gz() -> Loader:
 @loader
 def shipped() -> Loader:
     """Rows that ship with the package, each checked when it is asked for."""
+    from convoy.perfdb.csv_rows import read_table
     from convoy.perfdb.shipped import ShippedTable
-    from convoy.perfdb.transfer import read_table
 
     def load(path: Path) -> object:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The memory: measurements in SQLite, shipped results beside the user's. The only package that writes SQL."""
+"""The performance database: measurements in SQLite, and the shipped results beside the user's. The only package with SQL."""
 
 from __future__ import annotations
 

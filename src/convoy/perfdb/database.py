@@ -1,4 +1,4 @@
-"""Database: what was ever measured, the user's own rows before the shipped ones. The one door to this package."""
+"""Database: every measurement so far, the user's own rows before the shipped ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Self
 
 from convoy.errors import InputError
 from convoy.perfdb import shipped, sql
+from convoy.perfdb.csv_rows import file_form
 from convoy.perfdb.location import checked_path, default_path
 from convoy.perfdb.merge import read_database
 from convoy.perfdb.record import check_digest, clip_reason, read_record, read_target, read_text, target_json, to_record
@@ -19,13 +20,13 @@ from convoy.perfdb.row import Measurement, Status
 from convoy.perfdb.shipped import ShippedTable, ShippedTables
 from convoy.perfdb.store import DatabaseFile
 from convoy.perfdb.summary import DatabaseInfo, ImportResult
-from convoy.perfdb.transfer import ImportBatch, file_form, read_file, write_all
+from convoy.perfdb.transfer import ImportBatch, read_file, write_all
 from convoy.problem import is_subgraph_key
 from convoy.target import Target
 
 
 class Database:
-    """Measurements by problem, target and protocol. Use `open`; a context manager; safe for threads, processes and forks.
+    """Measurements by problem, target and protocol. Use `open`; it is a context manager, safe for threads, processes and forks.
 
     A fault of the file never ends a session: see `warnings` and `in_memory`.
     """
@@ -33,44 +34,44 @@ class Database:
     def __init__(self, path: Path | None, *, shipped: bool, create: bool = True) -> None:
         self._store = DatabaseFile(path, create=create)
         self._with_shipped = shipped
-        self._shelves = ShippedTables(self.warnings)
+        self._tables = ShippedTables(self.warnings)
 
     @staticmethod
     def open(path: Path | None = None, *, shipped: bool = True, create: bool = True) -> Database:
-        """Open the database, made where there is none.
+        """Open the database; a missing file is created.
 
         Args:
             path: the file; None: `CONVOY_DB`, or `convoy/perf.db` in the user's cache folder.
-            shipped: whether `lookup` falls back to the results that come with the package.
-            create: with False, a file that is not there is not made: the database is empty and in memory.
+            shipped: whether `lookup` also uses the results that come with the package.
+            create: if False, a missing file is not created: the database is empty and in memory.
 
         Raises:
-            InputError: if the path is that of a folder or a device.
+            InputError: the path is a folder or a device.
         """
         return Database(checked_path(path or default_path()), shipped=shipped, create=create)
 
     @staticmethod
     def memory(*, shipped: bool = False) -> Database:
-        """A database that keeps nothing: for tests, and for sessions that must leave no trace."""
+        """A database that is never written to a file: for tests, and for sessions that must leave no trace."""
         return Database(None, shipped=shipped)
 
     @property
     def path(self) -> Path | None:
-        """The file; None for a database in memory by wish."""
+        """The file; None for a database that was opened in memory."""
         return self._store.path
 
     @property
     def in_memory(self) -> bool:
-        """Whether the session works in memory, by wish or because the file cannot be used."""
+        """Whether the session works in memory, as requested or because the file cannot be used."""
         return self._store.in_memory
 
     @property
     def warnings(self) -> list[str]:
-        """What went wrong with the file, one line for each event, for the user to be told."""
+        """What went wrong with the file, one line for each event, to be shown to the user."""
         return self._store.warnings
 
     def close(self) -> None:
-        """Close the file; results that could not be written before get a last chance."""
+        """Close the file, after a last try to write results that could not be written before."""
         self._store.close()
 
     def __enter__(self) -> Self:
@@ -82,9 +83,9 @@ class Database:
         self.close()
 
     def lookup(self, problem: str, target: str, protocol: str) -> list[Measurement]:
-        """All rows of a problem, for this target's digest and this protocol's id alone, by engine, version and knobs.
+        """All rows of a problem with this target digest and this protocol id, ordered by engine, version and knobs.
 
-        A shipped row is left out where the user has a row of the same config.
+        A shipped row is left out if the user has a row of the same config.
         """
         rows = self._store.read(lambda connection: sql.lookup(connection, problem, target, protocol))
         own = {row.config for row in rows}
@@ -92,15 +93,15 @@ class Database:
         return sorted(rows, key=lambda row: (row.config.engine, row.config.version, str(row.config.knobs)))
 
     def _shipped(self, target: str, ask: Callable[[ShippedTable], list[Measurement]]) -> list[Measurement]:
-        """What is asked of the results that ship for a target."""
-        return self._shelves.ask(target, ask) if self._with_shipped else []
+        """The answer of the results that ship for a target."""
+        return self._tables.query(target, ask) if self._with_shipped else []
 
     def targets(self) -> dict[str, Target]:
-        """The targets that are described, the user's and those that results are shipped for, by digest."""
+        """All described targets, the user's and those of the shipped results, by digest."""
         return {**(shipped.shipped_descriptions() if self._with_shipped else {}), **self._descriptions()}
 
     def related(self, target: Target, protocols: Sequence[str]) -> list[Measurement]:
-        """Good rows of this target and of others on a device of the same name and kind: for prediction, not for replay.
+        """Good rows of this target and of others with the same device: for prediction, not for replay.
 
         They may come from other software versions. The target's own rows come first, then the user's, then the shipped ones.
         For problems without such a row, rows of earlier protocols follow, then rows of devices with the same cores
@@ -108,7 +109,7 @@ class Database:
 
         Args:
             target: the device.
-            protocols: ids, the most wanted first.
+            protocols: protocol ids, the preferred one first.
         """
         described = self.targets()
         like = [digest for digest, found in described.items() if found.is_same_device(target)]
@@ -124,19 +125,19 @@ class Database:
         return rows
 
     def _descriptions(self) -> dict[str, Target]:
-        """The user's targets that are described, by digest."""
+        """The user's described targets, by digest."""
         texts = self._store.read(lambda connection: sql.select_pairs(connection, "targets"))
         return {digest: read_target(digest, text) for digest, text in texts.items()}
 
     def put(
         self, rows: Iterable[Measurement], texts: Mapping[str, str] | None = None, *, targets: Iterable[Target] = ()
     ) -> None:
-        """Write rows in one transaction; they are kept when this returns. The same key written again is replaced.
+        """Write rows in one transaction; they are stored when this returns. A row with the same key is replaced.
 
         Args:
-            rows: what was measured; an overlong reason (a compiler's log) is cut.
+            rows: the measurements; an overlong reason (a compiler's log) is cut.
             texts: texts of subgraph problems, by key.
-            targets: what the targets' digests stand for.
+            targets: the targets whose digests the rows hold.
 
         Raises:
             InputError: naming the field of a row that is out of range. Nothing is written then.
@@ -159,7 +160,7 @@ class Database:
     def rows(
         self, *, problem: str = "", engine: str = "", status: str = "", target: str = "", limit: int | None = None
     ) -> list[Measurement]:
-        """The user's own rows, a problem's together, the fastest first, failures last.
+        """The user's own rows, grouped by problem, the fastest first, failures last.
 
         Args:
             problem: part of the problem's key.
@@ -183,12 +184,12 @@ class Database:
         return self._store.read(lambda connection: sql.select_pairs(connection, "texts", problem)).get(problem)
 
     def target(self, digest: str) -> Target | None:
-        """What a target's digest stands for."""
+        """The target of a digest."""
         text = self._store.read(lambda connection: sql.select_pairs(connection, "targets", digest)).get(digest)
         return read_target(digest, text) if text is not None else None
 
     def info(self) -> DatabaseInfo:
-        """Numbers of what there is."""
+        """Numbers about the contents."""
         read, path = self._store.read, self.path
         targets = read(lambda connection: sql.select_pairs(connection, "targets"))
         exists = path is not None and path.exists()
@@ -209,7 +210,7 @@ class Database:
         )
 
     def export(self, path: Path, *, problem: str = "", engine: str = "", status: str = "", target: str = "") -> int:
-        """Write the user's rows that pass the filters as CSV (rows alone) or JSON lines (texts and targets too), by suffix.
+        """Write the user's rows that pass the filters as CSV (only rows) or JSON lines (texts and targets too), by suffix.
 
         Returns:
             The number of rows.
@@ -231,26 +232,28 @@ class Database:
         return len(rows)
 
     def export_shipped(self, folder: Path, *, target: str = "") -> list[Path]:
-        """Write the user's rows in the form that ships with the package: `TARGET.csv.gz`, one a target."""
+        """Write the user's rows in the form that ships with the package: one `TARGET.csv.gz` for each target."""
         return shipped.write_shipped(self.rows(target=target), folder, self._descriptions())
 
     def import_(self, path: Path, *, partial: bool = False) -> ImportResult:
-        """Take in an export (.csv, .jsonl, either with .gz), every row checked, in one transaction; the newest fact wins.
+        """Add an export (.csv, .jsonl, either with .gz) in one transaction.
+
+        Every row is checked, and the newest row of a key stays.
 
         Args:
             path: the export.
-            partial: whether good lines are taken in although others are refused; else one bad line refuses the file.
+            partial: whether good lines are added although others are rejected; else one bad line rejects the file.
 
         Raises:
-            InputError: if the file cannot be read or is no export.
+            InputError: the file cannot be read or is no export.
         """
         return self._take_in(read_file(path), partial)
 
     def merge(self, path: Path, *, partial: bool = False) -> ImportResult:
-        """Take in another database, which is only read; rows, checks and arguments as for `import_`.
+        """Add the rows of another database, which is only read; rows, checks and arguments as in `import_`.
 
         Raises:
-            InputError: if there is no performance database at `path`.
+            InputError: there is no performance database at `path`.
         """
         return self._take_in(read_database(path, self.path), partial)
 
@@ -270,7 +273,7 @@ class Database:
         )
 
     def clear(self, *, engine: str = "", target: str = "") -> int:
-        """Delete the user's rows: of one engine, of one target (its whole digest), of both, or everything.
+        """Delete the user's rows: of one engine, of one target (its whole digest), of both, or all of them.
 
         Returns:
             The number of rows deleted.

@@ -1,4 +1,4 @@
-"""Where the database lies: the user's cache folder, unless the user says otherwise."""
+"""The database's path: in the user's cache folder, unless the user sets another one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def default_path(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """The user's cache folder for Convoy; it need not exist. Raises RuntimeError where there is no home folder."""
+    """The user's cache folder for Convoy; it need not exist. Raises RuntimeError if there is no home folder."""
     try:
         import platformdirs
     except ImportError:
@@ -37,22 +37,22 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def checked_path(path: Path) -> Path:
-    """Expand `~` and make the path absolute; raises InputError for what exists and is no ordinary file."""
+    """Expand `~` and make the path absolute; raises InputError if it exists and is no regular file."""
     try:
         full = path.expanduser().absolute()
         try:
-            ordinary = stat.S_ISREG(full.stat().st_mode)  # one look: another process may be making the file
+            ordinary = stat.S_ISREG(full.stat().st_mode)  # one call: another process may be creating the file
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            return full  # not there yet, or not to be seen: opening will say so, and go on in memory
+            return full  # missing or not accessible: opening reports it, and continues in memory
     except (OSError, RuntimeError, ValueError) as error:  # an unknown user, a name that is too long, a NUL character
-        raise InputError("db", str(path), "the path of a database file", f"It says: {error}.") from None
+        raise InputError("db", str(path), "the path of a database file", f"Reason: {error}.") from None
     if not ordinary:
-        raise InputError("db", str(path), "the path of a database file", "A folder or a device cannot be one.")
+        raise InputError("db", str(path), "the path of a database file", "It is a folder or a device.")
     return full
 
 
 def on_shared_file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
-    """Whether other machines may write to the file system of `path`. False where it cannot be found out.
+    """Whether other machines may write to the file system of `path`. False if that cannot be found out.
 
     SQLite's write-ahead log needs memory shared by all writers, so it must not be used there (https://sqlite.org/wal.html).
     """

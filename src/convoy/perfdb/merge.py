@@ -1,4 +1,4 @@
-"""Another database as incoming rows: what a merge takes in."""
+"""Reads another database for a merge."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from convoy.perfdb.transfer import ImportBatch
 
 
 def read_database(path: Path, own: Path | None) -> ImportBatch:
-    """All rows, texts and targets of the database at `path`, every one checked; the file is only read.
+    """All rows, texts and targets of the database at `path`, each of them checked; the file is only read.
 
     Args:
-        path: the database to take in.
-        own: the file of the one that takes it in, which is refused; None: it is in memory.
+        path: the other database.
+        own: this database's own file, which is refused as input; None: it is in memory.
 
     Raises:
-        InputError: if there is no performance database at `path`.
+        InputError: there is no performance database at `path`.
     """
     source = checked_path(path)
     try:
@@ -29,9 +29,9 @@ def read_database(path: Path, own: Path | None) -> ImportBatch:
             raise InputError("file", str(path), "another performance database")
         contents = read_contents(source)
     except (ForeignFileError, OSError) as error:
-        raise InputError("file", str(path), "a performance database", f"It says: {error}.") from None
+        raise InputError("file", str(path), "a performance database", f"Reason: {error}.") from None
     if contents.damage and not contents.records:
-        raise InputError("file", str(path), "a performance database", f"It says: {contents.damage}.")
+        raise InputError("file", str(path), "a performance database", f"Reason: {contents.damage}.")
     incoming = ImportBatch()
     if contents.damage:
         incoming.refuse(0, f"the file is damaged: {contents.damage}")

@@ -1,7 +1,7 @@
-"""A measurement as a flat record: one value a column, the same names in SQLite, CSV and JSON; checked, bounded, sealed.
+"""A measurement as a flat record: one value per column, with the same names in SQLite, CSV and JSON; checked and bounded.
 
-The columns are the fields of `Measurement`, with `config` spread into `engine`, `version` and `knobs`. Everything that
-comes from outside (a database file, an import, shipped results) passes `read_record`, `read_text` or `read_target`.
+The columns are the fields of `Measurement`, with `config` split into `engine`, `version` and `knobs`. Everything that comes
+from outside (a database file, an import, shipped results) passes `read_record`, `read_text` or `read_target`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLUMNS: Final[dict[str, type]] = _columns()
 """Column name → Python type (`str`, `int`, `float` or `bool`), in the order of `Measurement`'s fields."""
 
 KEY_COLUMNS: Final = ("problem", "target", "protocol", "engine", "version", "knobs")
-"""What makes two rows the same fact; the order serves the commonest question (this problem, here, by this protocol)."""
+"""The columns that identify a row; their order serves the most common query (one problem, one target, one protocol)."""
 
 DEFAULTS: Final[dict[str, ColumnValue]] = {f.name: f.default for f in fields(Measurement) if f.default is not MISSING}
 """Values of the columns that a record may leave out."""
@@ -54,7 +54,7 @@ MAX_CHARACTERS: Final = {
     "versions": 1000,
     "date": 40,
 }
-"""Most characters of each text column: far above what is ever written, far below what could fill a disk."""
+"""Most characters of each text column: far more than is ever written, far less than could fill a disk."""
 
 MAX_TEXT: Final = 1 << 20
 """Most characters of a subgraph's text."""
@@ -64,7 +64,7 @@ MAX_TARGET: Final = 1 << 16
 
 _MAX_INTEGER: Final = {"version": 10**6, "samples": 10**9, "workspace_bytes": 2**53, "resident_bytes": 2**53}
 _MAX_TIME_US: Final = 1e12
-"""About eleven days: a longer median is a broken clock."""
+"""About eleven days: a longer median comes from a broken clock."""
 
 _STATUSES: Final = frozenset(str(member) for member in Status)
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -75,7 +75,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
 
 
 def to_record(row: Measurement) -> dict[str, ColumnValue]:
-    """Spread a measurement into one value a column, in `COLUMNS` order."""
+    """A measurement as one value per column, in `COLUMNS` order."""
     config = {"engine": row.config.engine, "version": row.config.version, "knobs": str(row.config.knobs)}
     return {name: config[name] if name in config else _plain(getattr(row, name)) for name in COLUMNS}
 
@@ -85,14 +85,14 @@ def _plain(value: Any) -> ColumnValue:
 
 
 def read_record(record: Mapping[str, object]) -> Measurement:
-    """Check a record and make the measurement of it.
+    """Check a record and make a measurement of it.
 
     Args:
         record: values by column name, of the columns' types; columns with a default may be missing.
 
     Raises:
-        InputError: naming the column, for an unknown or missing column, a wrong type, a value out of range, a text that
-            is too long, and a problem, engine, knobs, target or protocol that is not well formed.
+        InputError: naming the column, for an unknown or missing column, a wrong type, a value out of range, a text that is
+            too long, and a malformed problem, engine, knobs, target or protocol.
     """
     for name in record:
         if name not in COLUMNS:
@@ -126,18 +126,18 @@ def _check_text(name: str, value: str, longest: int) -> None:
     if len(value) > longest:
         raise InputError(name, value, f"at most {longest} characters")
     if not value.isascii() and any("\ud800" <= ch <= "\udfff" for ch in value):
-        raise InputError(name, value, "text that UTF-8 can hold")
+        raise InputError(name, value, "text that UTF-8 can encode")
 
 
 @lru_cache(maxsize=1 << 10)
 def _is_canonical(problem: str) -> bool:
-    """Whether a problem's key is as the problem gives it; a problem's rows come one after the other."""
+    """Whether a problem's key is in its canonical form; cached, because a problem's rows follow one another."""
     return bool(_SUBGRAPH.fullmatch(problem)) or parse_problem(problem).key == problem
 
 
 @lru_cache(maxsize=1 << 14)
 def _knobs(text: str) -> Knobs:
-    """Few settings stand in many rows."""
+    """Parsed knobs; cached, because the same knobs occur in many rows."""
     return Knobs.parse(text)
 
 
@@ -155,7 +155,7 @@ def _check_key(values: Mapping[str, Any]) -> None:
 
 
 def check_digest(digest: str) -> str:
-    """Return a target's digest as it is; raises InputError unless it is sixteen hex digits."""
+    """Return a target's digest unchanged; raises InputError unless it is sixteen hex digits."""
     if not _DIGEST.fullmatch(digest):
         raise InputError("target", digest, "a target's digest: sixteen hex digits")
     return digest
@@ -172,9 +172,9 @@ def _check_figures(values: Mapping[str, Any]) -> None:
         return
     for name in ("samples", "median_us", "spread_us"):
         if values[name]:
-            raise InputError(name, values[name], f"0, as the status is {status}")
+            raise InputError(name, values[name], f"0, because the status is {status}")
     if not values["reason"]:
-        raise InputError("reason", "", f"why not, as the status is {status}")
+        raise InputError("reason", "", f"the cause, because the status is {status}")
 
 
 def _check_date(date: str) -> None:
@@ -185,14 +185,14 @@ def _check_date(date: str) -> None:
 
 
 def clip_reason(reason: str) -> str:
-    """Make a reason storable: what UTF-8 cannot hold is replaced, what is too long (a compiler's log) is cut."""
+    """Make a reason storable: characters that UTF-8 cannot encode are replaced, and a long text (a compiler's log) is cut."""
     clean = reason.encode("utf-8", "replace").decode()
     longest = MAX_CHARACTERS["reason"]
     return clean if len(clean) <= longest else clean[: longest - 1] + "…"
 
 
 def read_text(key: str, text: str) -> tuple[str, str]:
-    """Check a subgraph's text against its key, which holds the text's hash; raises InputError when they differ."""
+    """Check a subgraph's text against its key, which holds the text's hash; raises InputError if they differ."""
     _check_text("text", text, MAX_TEXT)
     if not _SUBGRAPH.fullmatch(key) or not text:
         raise InputError("key", key, "a subgraph problem's key, with its text")
@@ -209,19 +209,19 @@ def target_json(target: Target) -> str:
 
 
 def read_target(digest: str, text: str) -> Target:
-    """Check a target's JSON against its digest; raises InputError when it is not one or has another digest."""
+    """Check a target's JSON against its digest; raises InputError if it is malformed or has another digest."""
     _check_text("target", text, MAX_TARGET)
     try:
         target = Target.from_dict(parse_json(text, "target"))
     except InputError as error:
-        raise InputError("target", text, "a target's fields as JSON", f"It says: {error}") from None
+        raise InputError("target", text, "a target's fields as JSON", f"Reading it failed: {error}") from None
     if target.digest != digest:
         raise InputError("target", digest, f"the digest of its fields, {target.digest}")
     return target
 
 
 def seal_row(record: Mapping[str, Any]) -> int:
-    """CRC-32 of a record's values. Columns at their default do not enter, so a column added later breaks no seal."""
+    """CRC-32 of a record's values. Columns with their default value are left out, so columns added later keep old seals valid."""
     said = {name: COLUMNS[name](value) for name, value in record.items()}
     return _crc(["measurements", {name: value for name, value in said.items() if value != DEFAULTS.get(name)}])
 

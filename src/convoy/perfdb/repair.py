@@ -1,4 +1,4 @@
-"""Get the good rows out of any file, and put a sound database in the place of a damaged one."""
+"""Opens a database file with all checks, and replaces a damaged file by a new one with its readable rows."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MAX_BYTES: Final = 256 << 20
 """Most bytes that are read of a damaged file: all shipped results of a GPU take 12 MB as text."""
 
 _BESIDE = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside a database; it belongs to the file's contents and goes where they go."""
+"""Suffixes of the files that SQLite keeps beside a database; they belong to its contents and move with it."""
 
 
 @dataclass(slots=True)
 class FileContents:
-    """What a database file holds: rows as records (oldest first), texts by problem, targets by digest.
+    """The contents of a database file: rows as records (oldest first), texts by problem, targets by digest.
 
-    `damage` says what was found wrong; empty for a whole file.
+    `damage` says what is wrong with the file; empty for a whole file.
     """
 
     records: list[dict[str, ColumnValue]] = field(default_factory=list[dict[str, ColumnValue]])
@@ -51,11 +51,11 @@ class FileContents:
 
 
 def open_sound(path: Path, *, write_ahead: bool, timeout_s: float = 30.0) -> sqlite3.Connection:
-    """Open the database at `path`, made or migrated where needed, and check it. The caller holds the file's lock.
+    """Open the database at `path`, create or migrate it as needed, and check it. The caller holds the file's lock.
 
     Raises:
-        Damage: what is there is no database, or a damaged one.
-        Untouchable: a whole database of a newer schema version or of another program; nothing was changed.
+        DamagedFileError: the file is no database, or a damaged one.
+        ForeignFileError: a whole database of a newer schema version or of another program; nothing was changed.
         sqlite3.Error: see `faults`.
     """
     if path.exists():
@@ -85,19 +85,19 @@ def _check_header(path: Path) -> None:
     log = _beside(path, "-wal")
     if path.stat().st_size == 0:
         if log.exists() and log.stat().st_size:
-            # SQLite would take the empty file for a new one and delete the log with all its rows.
+            # SQLite would treat the empty file as a new database and delete the log with all its rows.
             raise DamagedFileError("it is empty, but its write-ahead log is not")
         return
     header = read_header(path)
     if not isinstance(header, SqliteHeader):
         raise DamagedFileError(header)
-    # Asked before SQLite opens the file, which would leave its own marks.
+    # Checked before SQLite opens the file, because opening it may change files.
     if header.application_id == sql.APPLICATION_ID and header.schema_version > sql.SCHEMA_VERSION:
         raise ForeignFileError(_newer(header.schema_version))
 
 
 def _check_writable(path: Path) -> None:
-    # SQLite would open a read-only file all the same, leave its log beside it, and fail at the first result.
+    # SQLite would open a read-only file too, create a log beside it, and fail at the first write.
     effective = os.access in os.supports_effective_ids
     if not os.access(path, os.W_OK, effective_ids=effective):
         raise PermissionError(errno.EACCES, "it is read-only", str(path))
@@ -133,7 +133,7 @@ def read_contents(path: Path) -> FileContents:
     try:
         _check_header(path)
         log = _beside(path, "-wal")
-        # Without a log to read, SQLite must leave no trace beside a file that is not ours to change.
+        # Without a log, SQLite must create no files beside a file that Convoy must not change.
         with closing(sql.connect_read_only(path, immutable=not (log.exists() and log.stat().st_size))) as connection:
             _check_ours(connection)
             sql.check(connection)
@@ -200,16 +200,16 @@ def _with_new_header(data: bytes) -> bytes:
 
 
 def replace_damaged(path: Path) -> tuple[Path, FileContents]:
-    """Move the file at `path` aside and leave a sound one with its good rows. The caller holds the file's lock.
+    """Rename the file at `path` and leave a new one with its readable rows. The caller holds the file's lock.
 
-    The new file is complete before the old one moves: where there is no room for it, nothing has changed.
+    The new file is complete before the old one is renamed: if the disk is full, nothing has changed.
 
     Returns:
-        The damaged file's new path (`NAME.bad-YYYYmmddTHHMMSS`), and what was saved.
+        The damaged file's new path (`NAME.bad-YYYYmmddTHHMMSS`), and the rows that were saved.
     """
     contents = read_contents(path)
     fresh = path.with_name(f"{path.name}.new-{os.getpid()}")
-    fresh.unlink(missing_ok=True)  # of a process that had this number before and died here
+    fresh.unlink(missing_ok=True)  # left by a process with the same id that died here
     try:
         with closing(sql.connect(fresh)) as connection:
             sql.create(connection)

@@ -1,4 +1,4 @@
-"""Measurement: one row of the database. A failure is a row too."""
+"""Measurement: one row of the database. Failures are rows too."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What was found out about one config on one problem on one target.
+    """The result of one config on one problem on one target.
 
     Attributes:
         problem: the problem's key.
         config: engine, version, knobs.
-        target: the target's digest. A row is never trusted for another.
+        target: the target's digest. A row is not used for another target.
         protocol: id of the measuring protocol (`convoy.measurement.protocol`); rows of different protocols are not compared.
-        status: how it ended; all figures below are 0 unless it is `ok`.
+        status: how it ended; all numbers below are 0 unless it is `ok`.
         samples: number of timed samples.
         median_us: median time of one launch, microseconds.
         spread_us: half the distance between the 20th and the 80th percentile, microseconds.
-        error: error against the float64 oracle, relative L2; 0 for an exact match.
-        workspace_bytes: scratch that a launch wants.
-        resident_bytes: bytes that packed constants hold.
+        error: relative L2 error against the float64 oracle; 0 for an exact match.
+        workspace_bytes: scratch memory that a launch needs.
+        resident_bytes: bytes of the packed constants.
         deterministic: whether the same inputs give the same bits in every launch.
-        reason: why not, for every status but `ok`; the first lines of a compiler's log among them.
+        reason: the cause, for every status but `ok`; may hold the first lines of a compiler's log.
         versions: the target's versions, for people (`torch=2.13.0 ...`).
         date: ISO 8601, UTC.
     """

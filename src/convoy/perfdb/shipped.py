@@ -1,4 +1,4 @@
-"""Results that come with the package, one gzip-compressed CSV a target, read when that target is asked for; never written to."""
+"""Results that ship with the package, read-only: one gzip-compressed CSV per target, read when that target is used."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from convoy.errors import InputError
+from convoy.perfdb.csv_rows import CsvTable, read_table
 from convoy.perfdb.record import MAX_TARGET, check_digest, read_target, target_json
 from convoy.perfdb.row import Measurement
-from convoy.perfdb.transfer import CsvTable, read_table, write_rows
+from convoy.perfdb.transfer import write_rows
 from convoy.target import Target
 
 SUFFIX: Final = ".csv.gz"
 TARGET_SUFFIX: Final = ".target.json"
-"""Beside the rows of a target, where its description was known: its fields."""
+"""Suffix of a target's description, beside its rows, if it is known."""
 
 
 def shipped_folder() -> Traversable:
@@ -26,16 +27,16 @@ def shipped_folder() -> Traversable:
 
 
 def shipped_targets(folder: Traversable | None = None) -> list[str]:
-    """Digests of the targets that results are shipped for."""
+    """Digests of the targets with shipped results."""
     folder = folder or shipped_folder()
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
 
 
 class ShippedTable:
-    """The rows that ship for one target, checked problem by problem as they are asked for.
+    """The rows that ship for one target, checked problem by problem when they are used.
 
-    A net asks for some hundred of tens of thousands: to check them all took two thirds of a start from the database.
+    A net uses some hundred of tens of thousands; checking all of them took two thirds of a start from the database.
     """
 
     def __init__(self, table: CsvTable, target: str) -> None:
@@ -49,23 +50,23 @@ class ShippedTable:
         self._read: dict[tuple[str, str], list[Measurement]] = {}
 
     def lookup(self, problem: str, protocol: str) -> list[Measurement]:
-        """The rows of a problem by a protocol; raises InputError where one is malformed."""
+        """The rows of a problem by a protocol; raises InputError if one is malformed."""
         key = (problem, protocol)
         if key not in self._read:
             self._read[key] = [self._table.row(number) for number in self._index.get(key, ())]
         return self._read[key]
 
     def rows(self, protocol: str = "", wanted: Callable[[str], bool] | None = None) -> list[Measurement]:
-        """The rows of all problems or of the wanted, of one protocol or of all; raises InputError where one is malformed."""
+        """The rows of all or of the wanted problems, of one protocol or of all; raises InputError if one is malformed."""
         keys = [key for key in self._index if protocol in ("", key[1]) and (wanted is None or wanted(key[0]))]
         return [row for key in keys for row in self.lookup(*key)]
 
 
 def open_shipped(target: str, folder: Traversable | None = None) -> ShippedTable | None:
-    """The rows shipped for a target; None where there is no file for it.
+    """The rows that ship for a target; None if there is no file for it.
 
     Raises:
-        InputError: if the file is damaged, or holds a row of another target. It is then not used at all.
+        InputError: the file is damaged, or holds a row of another target. It is then not used at all.
     """
     entry = (folder or shipped_folder()).joinpath(check_digest(target) + SUFFIX)
     if not entry.is_file():
@@ -75,23 +76,23 @@ def open_shipped(target: str, folder: Traversable | None = None) -> ShippedTable
 
 
 class ShippedTables:
-    """The shelves of a session, each opened when it is first asked.
+    """The shipped tables of a session, each opened when it is first used.
 
     Args:
-        warnings: a damaged file is one line more here, and not used any more.
+        warnings: gets one line for a damaged file, which is then not used any more.
     """
 
     def __init__(self, warnings: list[str]) -> None:
         self._warnings = warnings
         self._opened: dict[str, ShippedTable | None] = {}
 
-    def ask(self, target: str, question: Callable[[ShippedTable], list[Measurement]]) -> list[Measurement]:
-        """What the shelf of a target answers; nothing where there is none, or where its file is damaged."""
+    def query(self, target: str, question: Callable[[ShippedTable], list[Measurement]]) -> list[Measurement]:
+        """The answer of a target's table; empty if there is none, or if its file is damaged."""
         try:
             if target not in self._opened:
                 self._opened[target] = open_shipped(target)
-            shelf = self._opened[target]
-            return [] if shelf is None else question(shelf)
+            table = self._opened[target]
+            return [] if table is None else question(table)
         except InputError as error:
             self._warnings.append(f"shipped results of the target {target} are not used: {error}")
             self._opened[target] = None
@@ -99,17 +100,17 @@ class ShippedTables:
 
 
 def read_shipped(target: str, folder: Traversable | None = None) -> list[Measurement]:
-    """All rows shipped for a target; none where there is no file for it.
+    """All rows that ship for a target; none if there is no file for it.
 
     Raises:
-        InputError: if the file is damaged, or holds a row that is malformed or of another target.
+        InputError: the file is damaged, or holds a row that is malformed or of another target.
     """
-    shelf = open_shipped(target, folder)
-    return shelf.rows() if shelf else []
+    table = open_shipped(target, folder)
+    return table.rows() if table else []
 
 
 def shipped_descriptions(folder: Traversable | None = None) -> dict[str, Target]:
-    """The targets that results are shipped for and that are described, by digest; a damaged description is left out."""
+    """The described targets with shipped results, by digest; a damaged description is left out."""
     folder = folder or shipped_folder()
     found: dict[str, Target] = {}
     for digest in shipped_targets(folder):
@@ -124,15 +125,15 @@ def shipped_descriptions(folder: Traversable | None = None) -> dict[str, Target]
 def write_shipped(
     rows: Iterable[Measurement], folder: Path, descriptions: Mapping[str, Target] | None = None
 ) -> list[Path]:
-    """Write rows in the shipped form into `folder`, one file a target; equal rows give equal bytes.
+    """Write rows in the shipped form into `folder`, one file per target; equal rows give equal bytes.
 
     Args:
         rows: rows of any targets.
-        folder: made where it is not there.
+        folder: created if it does not exist.
         descriptions: targets by digest, written beside their rows.
 
     Returns:
-        The files of rows written.
+        The row files that were written.
     """
     by_target: dict[str, list[Measurement]] = {}
     for row in rows:

@@ -18,13 +18,12 @@ from convoy.perfdb.row import Measurement
 from convoy.perfdb.stored import STORED_COLUMNS, verified_pair, verified_record, verified_rows
 
 APPLICATION_ID: Final = 0x436F6E76
-"""`Conv` in ASCII: marks a SQLite file as ours, for us and for file(1)."""
+"""`Conv` in ASCII: marks a SQLite file as Convoy's, also for file(1)."""
 
-PAGE_BYTES: Final = 4096
-"""Page size of new files."""
+PAGE_BYTES: Final = 4096  # of new files
 
 SCHEMA_VERSION: Final = 2
-"""Kept in `PRAGMA user_version`. Version 1 had no table of targets and no mark."""
+"""Stored in `PRAGMA user_version`. Version 1 had no table of targets and no application id."""
 
 SCHEMA: Final = """\
 CREATE TABLE measurements (
@@ -78,7 +77,7 @@ seal notices), add tables and indices; it never changes or moves a column."""
 _NAMES: Final = ", ".join(STORED_COLUMNS)
 _KEYS: Final = ", ".join(KEY_COLUMNS)
 _UPDATES: Final = ", ".join(f"{name} = excluded.{name}" for name in STORED_COLUMNS if name not in KEY_COLUMNS)
-# All parts of the statements below are constants of this package; what users say goes through parameters alone.
+# All parts of the statements below are constants of this package; user input is only passed as parameters.
 _PUT: Final = (
     f"INSERT INTO measurements ({_NAMES}) VALUES ({', '.join('?' * len(STORED_COLUMNS))}) "  # noqa: S608
     f"ON CONFLICT ({_KEYS}) DO UPDATE SET {_UPDATES}"
@@ -94,16 +93,14 @@ _FILTERS: Final = {
 _PAIRS: Final = {"texts": ("key", "text"), "targets": ("digest", "json")}
 
 
+_SETTINGS: Final = (f"page_size = {PAGE_BYTES}", "secure_delete = ON", "cell_size_check = ON", "trusted_schema = OFF")
+
+
 def connect(path: Path | str, timeout_s: float = 30.0) -> sqlite3.Connection:
     """Open a connection that commits each statement by itself and may be used by any thread (one at a time)."""
     connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
     try:
-        for pragma in (
-            f"page_size = {PAGE_BYTES}",
-            "secure_delete = ON",
-            "cell_size_check = ON",
-            "trusted_schema = OFF",
-        ):
+        for pragma in _SETTINGS:
             connection.execute("PRAGMA " + pragma)
     except BaseException:
         connection.close()
@@ -113,7 +110,7 @@ def connect(path: Path | str, timeout_s: float = 30.0) -> sqlite3.Connection:
 
 
 def connect_read_only(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
-    """Open an existing file for reading alone; `immutable`: without locks and without files beside it."""
+    """Open an existing file only for reading; `immutable`: without locks and without creating files beside it."""
     location = path.as_uri() + ("?immutable=1" if immutable else "?mode=ro")
     connection = sqlite3.connect(location, uri=True, timeout=5.0, isolation_level=None)
     connection.text_factory = _text
@@ -121,15 +118,15 @@ def connect_read_only(path: Path, *, immutable: bool = False) -> sqlite3.Connect
 
 
 def _text(raw: bytes) -> str:
-    """Damaged text becomes other text, which the row's seal finds, instead of an exception from amid a query."""
+    """Damaged text becomes other text, which the row's seal detects, instead of an exception in the middle of a query."""
     return raw.decode("utf-8", "replace")
 
 
 @contextmanager
 def exclusive(path: Path, timeout_s: float = 30.0) -> Generator[None]:
-    """Hold the lock that `path` names among all processes and threads; the kernel lets go of it for a process that dies.
+    """Hold the lock at `path` among all processes and threads; the kernel releases it if the process dies.
 
-    SQLite's own lock on a side file that stays empty: it works wherever SQLite works, and knows about threads.
+    It is SQLite's own lock on a side file that stays empty: it works wherever SQLite works, also between threads.
     """
     with closing(sqlite3.connect(path, timeout=timeout_s, isolation_level=None)) as lock:
         lock.execute("BEGIN EXCLUSIVE")
@@ -138,7 +135,7 @@ def exclusive(path: Path, timeout_s: float = 30.0) -> Generator[None]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """All or nothing, for every way out, an interrupt by the user among them."""
+    """Commit everything, or roll back on any exception, an interrupt included."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -150,7 +147,7 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
 
 
 def create(connection: sqlite3.Connection) -> None:
-    """Make the tables of the present version in an empty database."""
+    """Create the tables of the present version in an empty database."""
     with transaction(connection):
         _run_script(connection, SCHEMA)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -158,7 +155,7 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Bring tables of an older version to the present one: wholly, or not at all."""
+    """Migrate the tables of an older version to the present one, completely or not at all."""
     with transaction(connection):
         for script in MIGRATIONS[version - 1 :]:
             _run_script(connection, script)
@@ -166,23 +163,23 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
 
 
 def _run_script(connection: sqlite3.Connection, script: str) -> None:
-    # Connection.executescript would commit the transaction that is under way.
+    # Connection.executescript would commit the open transaction.
     for statement in filter(None, map(str.strip, script.split(";\n"))):
         connection.execute(statement)
 
 
 def schema_version(connection: sqlite3.Connection) -> int:
-    """The version that the file says it has; 0 for a file without tables."""
+    """The file's schema version; 0 for a file without tables."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def application_id(connection: sqlite3.Connection) -> int:
-    """The mark of the program that made the file."""
+    """The id of the program that created the file."""
     return int(connection.execute("PRAGMA application_id").fetchone()[0])
 
 
 def is_empty(connection: sqlite3.Connection) -> bool:
-    """Whether the file holds nothing at all."""
+    """Whether the file holds no tables."""
     return connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
 
 
@@ -193,21 +190,24 @@ def has_measurements(connection: sqlite3.Connection) -> bool:
 
 
 def layout(connection: sqlite3.Connection) -> list[Any]:
-    """Columns of our tables as SQLite understands them: equal for two files of one schema version."""
+    """Columns of Convoy's tables as SQLite understands them: equal for two files of one schema version."""
     return [connection.execute(f"PRAGMA table_info({table})").fetchall() for table in ("measurements", *_PAIRS)]
 
 
 def check(connection: sqlite3.Connection) -> None:
-    """Raise Damage unless pages, trees and indices are whole (40 ms for 40,000 rows); seals are checked as rows are read."""
+    """Raise DamagedFileError unless pages, trees and indices are intact (40 ms for 40,000 rows).
+
+    Reading rows checks their seals.
+    """
     found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
         raise DamagedFileError(str(found).replace("\n", " "))
 
 
 def set_journal(connection: sqlite3.Connection, *, write_ahead: bool) -> str:
-    """Choose write-ahead logging or the rollback journal; the answer is what the file system let SQLite have."""
+    """Choose write-ahead logging or the rollback journal; returns the mode that SQLite could use on this file system."""
     mode = str(connection.execute("PRAGMA journal_mode = " + ("WAL" if write_ahead else "DELETE")).fetchone()[0])
-    # A commit outlives the process in either mode; only in WAL mode is it safe to leave the disk's flush to checkpoints.
+    # A commit survives the process in both modes; only in WAL mode may the flush to disk wait for a checkpoint.
     connection.execute("PRAGMA synchronous = " + ("NORMAL" if mode == "wal" else "FULL"))
     return mode
 
@@ -220,7 +220,7 @@ def journal(connection: sqlite3.Connection) -> str:
 def put_records(
     connection: sqlite3.Connection, records: Iterable[Mapping[str, Any]], *, newer_only: bool = False
 ) -> int:
-    """Write rows; the same key written again is replaced (with `newer_only`: by a later date alone). Returns how many."""
+    """Write rows; a row with the same key is replaced (with `newer_only`: only by a later date). Returns the number written."""
     statement, written = _PUT_NEWER if newer_only else _PUT, 0
     for record in records:
         sealed = {**record, "seal": seal_row(record)}
@@ -229,7 +229,7 @@ def put_records(
 
 
 def put_pairs(connection: sqlite3.Connection, table: str, pairs: Mapping[str, str]) -> None:
-    """Write rows of `texts` or `targets`; the same key written again is replaced."""
+    """Write rows of `texts` or `targets`; a row with the same key is replaced."""
     key, text = _PAIRS[table]
     statement = (
         f"INSERT INTO {table} ({key}, {text}, seal) VALUES (?, ?, ?) "  # noqa: S608
@@ -245,14 +245,14 @@ def lookup(connection: sqlite3.Connection, problem: str, target: str, protocol: 
 
 
 def select(connection: sqlite3.Connection, filters: Mapping[str, str], limit: int | None = None) -> list[Measurement]:
-    """Rows that pass all filters, a target's and a problem's together, the fastest first, failures last."""
+    """Rows that pass all filters, grouped by target and problem, the fastest first, failures last."""
     where, values = _where(filters)
     order = " ORDER BY target, problem, protocol, status <> 'ok', median_us, engine, version, knobs LIMIT ?"
     return verified_rows(connection.execute(_SELECT + where + order, (*values, -1 if limit is None else limit)))
 
 
 def select_records(connection: sqlite3.Connection) -> Iterator[dict[str, ColumnValue]]:
-    """All rows as they are stored, those too that this version of Convoy does not understand."""
+    """All rows as stored, including those that this version of Convoy does not understand."""
     return (verified_record(found) for found in connection.execute(_SELECT + " ORDER BY rowid"))
 
 
@@ -272,7 +272,7 @@ def count_by(connection: sqlite3.Connection, column: str) -> dict[str, int]:
 
 
 def delete(connection: sqlite3.Connection, filters: Mapping[str, str]) -> int:
-    """Delete the rows that pass all filters; with none, the texts and targets as well. Returns the number of rows."""
+    """Delete the rows that pass all filters; without filters, the texts and targets too. Returns the number of rows."""
     where, values = _where(filters)
     removed = connection.execute("DELETE FROM measurements" + where, values).rowcount  # noqa: S608
     if not filters:
@@ -282,7 +282,7 @@ def delete(connection: sqlite3.Connection, filters: Mapping[str, str]) -> int:
 
 
 def shrink(connection: sqlite3.Connection) -> None:
-    """Give the space of deleted rows back to the file system."""
+    """Return the space of deleted rows to the file system."""
     connection.execute("VACUUM")
 
 
@@ -293,7 +293,7 @@ def _where(filters: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
 
 
 def select_pairs(connection: sqlite3.Connection, table: str, key: str | None = None) -> dict[str, str]:
-    """Rows of `texts` or `targets`: all, or the one of a key."""
+    """Rows of `texts` or `targets`: all, or the one with a key."""
     column, text = _PAIRS[table]
     where, values = (f" WHERE {column} = ?", (key,)) if key is not None else ("", ())
     statement = f"SELECT {column}, {text}, seal FROM {table}{where} ORDER BY {column}"  # noqa: S608

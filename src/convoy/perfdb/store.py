@@ -1,8 +1,8 @@
-"""The user's database file in use: by many threads and processes, followed when it is replaced, mended when it is damaged.
+"""The open database file: shared by many threads and processes, reopened when it is replaced, repaired when it is damaged.
 
-Three rules make it safe. Every writer, and whoever opens or mends, holds one lock among all processes, so no file is
-replaced under a write. Each write is a transaction of its own. And whatever makes the file unusable (read-only, a full
-disk, a newer version) moves the session into memory, with everything that could be read, and one warning.
+Three rules make it safe. Every writer, and every process that opens or repairs the file, holds one lock among all processes,
+so no file is replaced during a write. Each write is one transaction. If the file becomes unusable (read-only, disk full,
+newer version), the session continues in memory with everything that could be read, and one warning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
 
 _ATTEMPTS: Final = 5
-"""A damaged file is mended once and a replaced one followed once or twice; more says that something keeps breaking it."""
+"""A damaged file is repaired once and a replaced one reopened once or twice; more attempts mean that it is damaged again and
+again."""
 
 _inherited: list[sqlite3.Connection] = []
 """Connections that a forked child must neither use nor close (https://sqlite.org/howtocorrupt.html, section 2.6)."""
@@ -36,11 +37,11 @@ class DatabaseFile:
 
     Args:
         path: the file; None for a database in memory.
-        create: whether to make a file that is not there; else such a session works in memory.
+        create: whether to create a missing file; else the session works in memory.
         timeout_s: how long to wait for other processes.
 
     Attributes:
-        in_memory: whether the session works in memory, by wish or because the file cannot be used.
+        in_memory: whether the session works in memory, as requested or because the file cannot be used.
         warnings: what went wrong with the file, one line for each event.
     """
 
@@ -56,20 +57,20 @@ class DatabaseFile:
             self._open(path)
 
     def read(self, work: Query[T]) -> T:
-        """Run queries. A damaged file is mended on the way, and the queries run again."""
+        """Run queries. A damaged file is repaired, and the queries run again."""
         return self._run(work)
 
     def write(self, work: Query[T]) -> T:
-        """Run statements in one transaction. In memory for want of a file, they run once more on the file at `close`."""
-        with self._alone():
+        """Run statements in one transaction. If the file is unusable, they run in memory, and again on the file at `close`."""
+        with self._thread_lock():
             result = self._run(lambda connection: self._commit(connection, work))
             if self._save_at_close:
                 self._unsaved.append(work)
             return result
 
     def shrink(self) -> None:
-        """Give the space of deleted rows back, unless somebody else is using the file at this moment."""
-        with self._alone():
+        """Return the space of deleted rows, unless another process uses the file at this moment."""
+        with self._thread_lock():
             try:
                 sql.shrink(self._current())
             except sqlite3.Error as error:
@@ -77,8 +78,8 @@ class DatabaseFile:
                     raise
 
     def close(self) -> None:
-        """Close the file, after a last try to write what is in memory for want of it. May be called twice."""
-        with self._alone():
+        """Close the file, after a last try to write what is only in memory. May be called twice."""
+        with self._thread_lock():
             self._closed = True
             if self._connection is not None:
                 self._connection.close()
@@ -97,7 +98,7 @@ class DatabaseFile:
                 return work(connection)
 
     def _run(self, work: Query[T]) -> T:
-        with self._alone():
+        with self._thread_lock():
             for _ in range(_ATTEMPTS):
                 try:
                     return work(self._current())
@@ -107,10 +108,10 @@ class DatabaseFile:
                     if self.in_memory or self.path is None:
                         raise
                     self._recover(self.path, error)
-            raise DatabaseError(f"{self.path} is damaged again and again: another program seems to write to it.")
+            raise DatabaseError(f"{self.path} is damaged again and again; does another program write to it?")
 
-    def _alone(self) -> AbstractContextManager[object]:
-        """The lock among threads, made anew in a forked child: a thread of the parent may have held it at the fork."""
+    def _thread_lock(self) -> AbstractContextManager[object]:
+        """The lock among threads, created again in a forked child: a thread of the parent may have held it at the fork."""
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), threading.RLock()
             if self._connection is not None and not self.in_memory:
@@ -119,7 +120,7 @@ class DatabaseFile:
         return self._lock
 
     def _current(self) -> sqlite3.Connection:
-        """The connection, to the file that is at the path now."""
+        """The connection to the file that is at the path now."""
         if self._closed:
             raise DatabaseError(f"{self.path or 'the database in memory'} has been closed: open it again to use it.")
         if self.path is not None and not self.in_memory:
@@ -140,18 +141,18 @@ class DatabaseFile:
                 except FILE_ERRORS as error:
                     if not is_damage(error):
                         raise
-                    self._mend(path, error)
+                    self._repair(path, error)
                 self._identity = _identity(path)
         except ForeignFileError as reason:
             self._use_memory(FileContents())
             self._warn(f"{path} is left as it is ({reason}); results of this session are kept in memory alone.")
         except (*FILE_ERRORS, OSError) as error:
-            self._do_without(path, error)
+            self._continue_in_memory(path, error)
 
     def _sound(self, path: Path, timeout_s: float) -> sqlite3.Connection:
         return open_sound(path, write_ahead=not on_shared_file_system(path), timeout_s=timeout_s)
 
-    def _mend(self, path: Path, error: Exception) -> None:
+    def _repair(self, path: Path, error: Exception) -> None:
         bad, contents = replace_damaged(path)
         self._connection = self._sound(path, self._timeout_s)
         self._warn(
@@ -159,24 +160,24 @@ class DatabaseFile:
         )
 
     def _recover(self, path: Path, error: Exception) -> None:
-        """After a failed query: mend the file, or go on in memory; what is neither is a mistake of ours and is raised."""
+        """After a failed query: repair the file, or continue in memory; other errors are Convoy's own and are raised."""
         if not is_damage(error):
-            self._do_without(path, error)
+            self._continue_in_memory(path, error)
             return
         if self._connection is not None:
             self._connection.close()
             self._connection = None
         try:
             with sql.exclusive(_lock_path(path), self._timeout_s):
-                # Unless somebody else has mended it while we waited.
+                # Unless another process has repaired it meanwhile.
                 if self._identity == _identity(path):
-                    self._mend(path, error)
+                    self._repair(path, error)
                     self._identity = _identity(path)
         except (*FILE_ERRORS, OSError) as worse:
-            self._do_without(path, worse)
+            self._continue_in_memory(path, worse)
 
-    def _do_without(self, path: Path, error: Exception) -> None:
-        """Go on in memory, with everything that can be read of a file that cannot be written."""
+    def _continue_in_memory(self, path: Path, error: Exception) -> None:
+        """Continue in memory, with everything that can be read of a file that cannot be written."""
         if not (is_unwritable(error) or is_damage(error)):
             raise error
         contents, saved = FileContents(), True
@@ -200,7 +201,7 @@ class DatabaseFile:
         contents.write(self._connection)
 
     def _save(self, path: Path) -> None:
-        # What prevents it has been told by the warning that sent the session into memory.
+        # The warning about continuing in memory has already named the cause.
         try:
             with sql.exclusive(_lock_path(path), 1.0), closing(self._sound(path, 1.0)) as connection:
                 for work in self._unsaved:
@@ -219,7 +220,7 @@ def _lock_path(path: Path) -> Path:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Device and inode: another pair is another file. (0, 0) where there is none."""
+    """Device and inode: another pair is another file. (0, 0) if there is none."""
     try:
         found = path.stat()
     except FileNotFoundError:

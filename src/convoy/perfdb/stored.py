@@ -1,4 +1,4 @@
-"""Rows as they are stored: the order of their values, and whether they are what was written."""
+"""Rows as they are stored: the order of their values, and the check that they are what was written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from convoy.perfdb.row import Measurement
 
 _FIRST_COLUMNS: Final = 17
 STORED_COLUMNS: Final = (*[*COLUMNS][:_FIRST_COLUMNS], "seal", *[*COLUMNS][_FIRST_COLUMNS:])
-"""The order of a stored row's values: the columns of version 1, the seal, then whatever was added since."""
+"""The order of a stored row's values: the columns of version 1, the seal, then the columns added since."""
 
 
 def verified_record(values: tuple[Any, ...]) -> dict[str, ColumnValue]:
-    """A row's record from its values as stored; raises Damage unless they are what was written.
+    """A row's record from its stored values; raises DamagedFileError unless they are what was written.
 
-    Fewer values than `STORED_COLUMNS` names are a row from before the last columns were added.
+    A row with fewer values than `STORED_COLUMNS` was written before the last columns were added.
     """
     stored = dict(zip(STORED_COLUMNS, values, strict=False))
     seal = stored.pop("seal", None)
@@ -34,18 +34,18 @@ def verified_record(values: tuple[Any, ...]) -> dict[str, ColumnValue]:
 
 
 def verified_rows(found: Iterable[tuple[Any, ...]]) -> list[Measurement]:
-    """The measurements that this version of Convoy understands, as `verified_record` gives them."""
+    """The measurements that this version of Convoy understands, as `verified_record` returns them."""
     rows: list[Measurement] = []
     for values in found:
         record = verified_record(values)
-        # What a newer Convoy with the same tables wrote (an unknown kind of problem, say) is no damage: it is not for us.
+        # A row of a newer Convoy with the same tables (an unknown kind of problem, say) is no damage: it is skipped.
         with suppress(InputError):
             rows.append(read_record(record))
     return rows
 
 
 def verified_pair(table: str, values: tuple[Any, ...]) -> tuple[str, str]:
-    """Key and text from a row of `texts` or `targets`; raises Damage unless they are what was written."""
+    """Key and text from a row of `texts` or `targets`; raises DamagedFileError unless they are what was written."""
     key, text, seal = values
     if not isinstance(key, str) or not isinstance(text, str) or seal_pair(table, key, text) != seal:
         raise DamagedFileError(f"a row of {table} differs from what was written")

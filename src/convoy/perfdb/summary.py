@@ -1,4 +1,4 @@
-"""What a database holds, and what an import did to it, for people and for JSON."""
+"""A database's contents in numbers, and the result of an import, for people and for JSON."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from convoy.perfdb.transfer import RejectedRow
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """What an import or a merge did.
+    """The result of an import or a merge.
 
     Attributes:
-        measurements: rows written, because they are new or newer than the ones that were there.
-        unchanged: good rows left out, as the database has the same fact with the same or a later date.
+        measurements: rows written, because they are new or newer than the stored ones.
+        unchanged: good rows left out, because the database has the same row with the same or a later date.
         texts: subgraph texts written.
         targets: targets written.
-        refused: what was malformed, by line.
+        refused: malformed lines.
     """
 
     measurements: int
@@ -33,11 +33,11 @@ class ImportResult:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseInfo:
-    """What a database holds.
+    """A database's contents.
 
     Attributes:
         path: the file; empty for a database in memory.
-        in_memory: whether nothing is kept, by wish or because the file cannot be used.
+        in_memory: whether nothing is kept, as requested or because the file cannot be used.
         schema_version: version of the tables.
         journal: SQLite's journal mode (`wal`, `delete` or `memory`).
         size_bytes: size of the file.
@@ -45,9 +45,9 @@ class DatabaseInfo:
         texts: number of subgraph texts.
         status: number of rows by status.
         engine: number of rows by engine.
-        target: number of rows by target's digest.
-        targets: names of the targets that are described, by digest.
-        shipped: digests of the targets that results come with the package for.
+        target: number of rows by target digest.
+        targets: names of the described targets, by digest.
+        shipped: digests of the targets with shipped results.
         warnings: what went wrong with the file.
     """
 

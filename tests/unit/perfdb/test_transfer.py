@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from convoy.errors import InputError
 from convoy.perfdb import Database
+from convoy.perfdb.csv_rows import SUFFIXES, file_form
 from convoy.perfdb.record import COLUMNS
 from convoy.perfdb.sql import SCHEMA_VERSION
-from convoy.perfdb.transfer import SUFFIXES, ImportBatch, file_form, read_file, write_all
+from convoy.perfdb.transfer import ImportBatch, read_file, write_all
 from tests.unit.perfdb.perfdb_rows import OTHER, POOL, TARGET, failure, row, rows
 
 ALL = [

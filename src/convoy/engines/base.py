@@ -206,6 +206,10 @@ class Engine(ABC):
         budget_fits = not self.only_under_memory_budget or settings.memory_budget_bytes is not None
         return self.offered_by_default and numerics_fit and budget_fits
 
+    def samples(self) -> Sequence[Problem]:
+        """Problems of its own kind, such as those of its `fusions`, that `convoy doctor` asks it about beside the usual ones."""
+        return ()
+
     def fusions(self, graph: Graph) -> Iterable[Sequence[str]]:
         """Groups of nodes, by name, that it computes together: a pattern of its own.
 

@@ -87,6 +87,7 @@ def test_refusals_of_the_fused_region_say_why(folder):
         "%h: fp32[5,4] = linear(%x, %w, None)\n%y: fp32[5,4] = linear(%h, %v, None)\nreturn %y\n"
     )
     assert engine.supports(SubgraphProblem(text), target)
+    assert all(engine.supports(problem, target) for problem in engine.samples())
     for old, new, reason in (
         ("%w, None", "%w, %b", "without a bias"),
         ("constant %v", "input %v", "constants"),

@@ -10,7 +10,7 @@ from typing import Final
 from convoy.engines.base import Engine
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import InputError
-from convoy.measurement.device.sample_problems import sample_problems
+from convoy.measurement.device.sample_problems import samples_for
 from convoy.measurement.engine_space import query_engine
 from convoy.problem import Problem
 from convoy.target import Target
@@ -55,7 +55,7 @@ def _ask(engine_id: str, targets: Sequence[Target]) -> EngineAvailability:
 
 
 def _first_supported(engine: Engine, target: Target) -> Problem | None:
-    return next((problem for problem in sample_problems() if query_engine(engine, problem, target)[0]), None)
+    return next((problem for problem in samples_for(engine) if query_engine(engine, problem, target)[0]), None)
 
 
 def _missing(engine: Engine, targets: Sequence[Target]) -> str:
@@ -66,7 +66,7 @@ def _missing(engine: Engine, targets: Sequence[Target]) -> str:
     suiting = _first_supported(engine, CAPABLE_GPU)
     if suiting is not None:
         return query_engine(engine, suiting, targets[-1])[0].reason
-    reasons = Counter(query_engine(engine, problem, targets[-1])[0].reason for problem in sample_problems())
+    reasons = Counter(query_engine(engine, problem, targets[-1])[0].reason for problem in samples_for(engine))
     return reasons.most_common(1)[0][0]
 
 

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from convoy.engines.base import Engine
 from convoy.problem import (
     ConvProblem,
     Epilogue,
@@ -143,3 +144,8 @@ def _pruned() -> list[ConvProblem]:
     )
     masks = [WeightMask(shape, np.packbits(pattern.ravel()).tobytes()) for pattern in patterns]
     return [found.with_mask(mask) for mask in masks for found in _variants(_SHAPES["3x3"])]
+
+
+def samples_for(engine: Engine) -> tuple[Problem, ...]:
+    """The sample problems, and the engine's own."""
+    return (*sample_problems(), *engine.samples())

@@ -8,7 +8,7 @@ from convoy.measurement import detect_target
 from convoy.measurement.device import doctor
 from convoy.measurement.device.doctor import Finding, engine_findings, findings
 from convoy.measurement.device.engine_availability import CAPABLE_GPU, EngineAvailability, engine_availability, summary
-from convoy.measurement.device.sample_problems import sample_problems
+from convoy.measurement.device.sample_problems import sample_problems, samples_for
 from convoy.measurement.engine_space import query_engine
 from convoy.measurement.reference_data import ReferenceData
 
@@ -73,7 +73,7 @@ def test_every_engine_is_asked_about_a_problem_that_it_supports(engine):
     """On the machine at hand, or on a GPU that supports all engines for GPUs."""
     instance = load_engine(engine)
     targets = (detect_target("cpu"), CAPABLE_GPU)
-    assert any(query_engine(instance, problem, target)[0] for target in targets for problem in sample_problems())
+    assert any(query_engine(instance, problem, target)[0] for target in targets for problem in samples_for(instance))
 
 
 def test_three_lines_say_how_many_engines_work_and_what_the_others_lack():

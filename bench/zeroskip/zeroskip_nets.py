@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from convoy import Settings
-from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.engines.manifest import MANIFEST, entry, load_engine
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
 from convoy.pipeline.check.end_to_end import interleave
@@ -144,9 +144,10 @@ def measure(name: str, model: nn.Module, data: Dataset, options: argparse.Namesp
     x = place(first, device)
     model = model.eval().to(device, memory_format=torch.channels_last)
     plain = Settings(numerics="strict", db=options.db, deny_engines=SKIPPING)
+    skipping = Settings(numerics="strict", db=options.db, engines=tuple(map(entry, SKIPPING)))
     results = {
         "convoy.dense": optimize_model(model, (x,), name=name, settings=plain),
-        "convoy": optimize_model(model, (x,), name=name, settings=Settings(numerics="strict", db=options.db)),
+        "convoy": optimize_model(model, (x,), name=name, settings=skipping),
     }
     stock = "torch.graph" if device == "cuda" else "torch.eager"
     runs = {stock: graph_of(model, x), **{p: replay(result.program, x) for p, result in results.items()}}

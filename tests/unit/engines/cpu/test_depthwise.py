@@ -86,10 +86,10 @@ def test_integers_are_exact_at_every_border(shape: str, threads: int) -> None:
     ("change", "reason"),
     [
         ({"k": 80}, "needs one filter per channel, got 40 channels, 80 filters"),
-        ({"groups": 20}, "needs one filter a channel"),
+        ({"groups": 20}, "needs one filter per channel"),
         ({"r": 8, "s": 8, "pad_h": 4, "pad_w": 4}, "at most 49 values, got 8 x 8"),
         ({"layout": "nchw"}, "needs layout nhwc"),
-        ({"epilogue": Epilogue(activation="gelu")}, "has the activations"),
+        ({"epilogue": Epilogue(activation="gelu")}, "supports the activations"),
     ],
     ids=["filters", "groups", "taps", "layout", "activation"],
 )

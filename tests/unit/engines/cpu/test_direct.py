@@ -174,7 +174,7 @@ def test_threads_share_tiles_where_there_are_few_pixels() -> None:
         ({"groups": 2}, "needs groups = 1"),
         ({"x_dtype": "fp16", "weight_dtype": "fp16", "y_dtype": "fp16", "numerics": "as_torch"}, "needs fp32"),
         ({"direction": "dgrad", "epilogue": Epilogue()}, "computes fprop"),
-        ({"epilogue": Epilogue(activation="gelu")}, "has the activations none, relu, relu6, silu"),
+        ({"epilogue": Epilogue(activation="gelu")}, "supports the activations none, relu, relu6, silu"),
     ],
     ids=["layout", "groups", "dtype", "direction", "activation"],
 )

@@ -154,7 +154,7 @@ def test_settings_that_cut_a_problem_alike_are_offered_once() -> None:
         ({"dilation_w": 2}, "needs dilation 1, got 1x2"),
         ({"groups": 2}, "needs groups = 1"),
         ({"layout": "nchw"}, "needs layout nhwc"),
-        ({"epilogue": Epilogue(activation="gelu")}, "has the activations none, relu, relu6, silu"),
+        ({"epilogue": Epilogue(activation="gelu")}, "supports the activations none, relu, relu6, silu"),
     ],
     ids=["filter", "stride", "dilation", "groups", "layout", "activation"],
 )

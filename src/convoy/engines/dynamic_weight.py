@@ -37,7 +37,7 @@ class _Fresh(Executable):
 
 
 def build(engine: Engine, problem: Problem, knobs: Knobs, target: Target) -> Executable:
-    """What an engine builds for a problem, with packing in the launch where the weight is fresh.
+    """Build an engine's executable; if the weight is dynamic, every launch packs it.
 
     Raises:
         CompileError: with the tool's log inside.

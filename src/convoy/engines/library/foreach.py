@@ -28,7 +28,7 @@ class Foreach(Engine):
     family = "library"
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Pieces that are casts alone, one for each argument."""
+        """Subgraphs of casts only, one for each argument."""
         del target
         if not isinstance(problem, SubgraphProblem):
             return Support.no(f"computes subgraphs, got {type(problem).__name__}")

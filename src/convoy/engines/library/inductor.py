@@ -80,7 +80,7 @@ class InductorEngine(Engine):
     builds_on_device = True
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Pieces of several operators or of one that is worth it, without convolutions, where there is a compiler."""
+        """Subgraphs without convolutions, of several operators or one that gains by compiling, if there is a compiler."""
         if not isinstance(problem, SubgraphProblem):
             return Support.no(f"compiles subgraphs, got {type(problem).__name__}")
         support = torch_support(problem)
@@ -90,7 +90,7 @@ class InductorEngine(Engine):
         return _worthwhile(parse_subgraph(problem.text), target) if support else support
 
     def nondeterminism_reason(self, problem: Problem, knobs: Knobs, target: Target) -> str:
-        """Pieces with operators of which the compiler makes atomic operations, or that it leaves to ATen."""
+        """Subgraphs with operators that the compiler turns into atomic operations, or leaves to a nondeterministic ATen."""
         del knobs
         assert isinstance(problem, SubgraphProblem)
         return nondeterminism.describe(nondeterminism.in_inductor(parse_subgraph(problem.text), target.device))

@@ -105,7 +105,7 @@ def _work(problem: ConvProblem | LinearProblem, calls: int) -> KernelWork:
 
 
 def _strided_pixels(problem: ConvProblem | LinearProblem) -> Scratch:
-    """Room for the pixels that a stride picks, in x's own order."""
+    """Scratch for the pixels that a stride picks, in the memory format of x."""
     scratch = Scratch()
     if isinstance(problem, ConvProblem) and (problem.stride_h, problem.stride_w) != (1, 1):
         n, c, p, q = problem.n, problem.c, problem.p, problem.q

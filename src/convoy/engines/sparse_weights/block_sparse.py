@@ -190,7 +190,7 @@ class BlocksExecutable(Executable):
         """Weights in the order of the lists, the lists, the bias as it is."""
         weight = constants[0].detach()
         check_zeros(weight, self._mask)
-        told = (self.lists.tiles.to(weight.device), self.lists.pieces.to(weight.device))
+        told = (self.lists.tiles.to(weight.device), self.lists.blocks.to(weight.device))
         return (self.lists.pack(weight), *told, *(bias.detach().contiguous() for bias in constants[1:]))
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
@@ -202,9 +202,9 @@ class BlocksExecutable(Executable):
         del workspace
         problem, config = self.problem, self.config
         x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
-        weight, tiles, pieces, *bias = buffers.constants
+        weight, tiles, blocks, *bias = buffers.constants
         arguments = [
-            pointer(x), pointer(tiles), pointer(pieces), pointer(weight), pointer(y), pointer(residual),
+            pointer(x), pointer(tiles), pointer(blocks), pointer(weight), pointer(y), pointer(residual),
             pointer(bias[0] if problem.epilogue.bias else None), structure("Sizes", config.sizes(problem, pitch_of(y))),
         ]  # fmt: skip
         blocks = min(config.units(problem), self.units)
@@ -212,7 +212,7 @@ class BlocksExecutable(Executable):
 
 
 class BlockSparseEngine(TiledKernelEngine[BlockSparseTile]):
-    """Pieces by lists; see `cuda/blocks.cu`."""
+    """Implicit GEMM over lists of blocks; see `hopper/blocks.cu`."""
 
     id = "pruned.blocks"
     family = "implicit_gemm"

@@ -147,7 +147,7 @@ def fits(problem: ConvProblem, target: Target) -> bool:
 
 
 def _finds_room(problem: ConvProblem, config: DirectTile, target: Target) -> bool:
-    return DirectGeometry(problem, config).room(most_entries(problem, config)) <= block_bytes(target)
+    return DirectGeometry(problem, config).shared_bytes_for(most_entries(problem, config)) <= block_bytes(target)
 
 
 def _slices(problem: ConvProblem, target: Target) -> list[int]:

@@ -206,7 +206,7 @@ class DirectGeometry:
         """Blocks of a launch."""
         return self.config.slices * self.tiles * self.blocks * self.problem.groups
 
-    def room(self, entries: int) -> int:
+    def shared_bytes_for(self, entries: int) -> int:
         """Shared memory of a block with so many entries, padding included; four more are loaded and not used."""
         return self.list_bytes + 4 * self.head + ENTRY_BYTES * (entries + FOUR)
 
@@ -220,7 +220,7 @@ class DirectGeometry:
             entries: of the longest list.
             most: bytes that a block may have.
         """
-        return max(self.room(entries), most // 2 + 1)
+        return max(self.shared_bytes_for(entries), most // 2 + 1)
 
     def macros(self) -> dict[str, int]:
         """The macros of direct.cu."""

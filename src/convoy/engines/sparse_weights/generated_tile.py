@@ -46,7 +46,7 @@ class GeneratedTile:
         filters: filters of a group, at most: a thread has `filters * vectors` sums.
         splits: sets of `lanes` threads that compute different taps of the same pixels.
         channels: input channels of a step, at most.
-        room: shared memory for steps, in KB.
+        shared_kib: shared memory for steps, in KiB.
         resident: blocks that a multiprocessor should hold at once.
     """
 
@@ -55,7 +55,7 @@ class GeneratedTile:
     filters: int
     splits: int
     channels: int
-    room: int
+    shared_kib: int
     resident: int
 
     @property
@@ -71,7 +71,7 @@ class GeneratedTile:
     @property
     def shared_bytes(self) -> int:
         """Shared memory that steps may fill."""
-        return self.room << 10
+        return self.shared_kib << 10
 
     @property
     def code_bytes(self) -> int:

@@ -127,5 +127,5 @@ def estimate_us(problem: ConvProblem, config: GeneratedTile, target: Target) -> 
 
 def _resident(config: GeneratedTile, target: Target) -> int:
     """Blocks of a tile configuration that a multiprocessor holds at once."""
-    by_room = (block_bytes(target) - RESERVED_BYTES) // ((config.room << 10) + RESERVED_BYTES)
+    by_room = (block_bytes(target) - RESERVED_BYTES) // ((config.shared_kib << 10) + RESERVED_BYTES)
     return max(1, min(by_room, 2048 // config.threads, 65536 // (config.threads * config.registers)))

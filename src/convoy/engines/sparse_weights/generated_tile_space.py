@@ -64,7 +64,7 @@ def tile_config_of(problem: ConvProblem, knobs: Knobs, target: Target) -> Genera
     expected = "settings of the engine's space for this problem and device"
     if min(numbers.values()) < 1 or numbers["vectors"] not in VECTORS:
         raise InputError("knobs", str(knobs), expected)
-    config = _fitted(problem, GeneratedTile(**numbers, channels=1, room=1, resident=1), target)
+    config = _fitted(problem, GeneratedTile(**numbers, channels=1, shared_kib=1, resident=1), target)
     if config is None:
         raise InputError("knobs", str(knobs), expected)
     return config
@@ -118,4 +118,4 @@ def _fitted(problem: ConvProblem, config: GeneratedTile, target: Target) -> Gene
     wanted = -(-channels // steps)
     if channels > room:
         wanted = min(wanted, max(1, room // 4))
-    return replace(config, channels=wanted, room=most >> 10, resident=resident)
+    return replace(config, channels=wanted, shared_kib=most >> 10, resident=resident)

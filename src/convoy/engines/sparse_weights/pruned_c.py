@@ -147,7 +147,7 @@ class PrunedC(Engine):
         return host_compiler.compiler_support()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """`filters` whose sums are in registers, `vectors` of pixels, `channels` of a piece."""
+        """`filters` whose sums are in registers, `vectors` of pixels, `channels` of a segment."""
         assert isinstance(problem, ConvProblem)
         assert problem.mask is not None
         lanes, registers = LANES.get(target.arch, 4), REGISTERS.get(target.arch, 16)

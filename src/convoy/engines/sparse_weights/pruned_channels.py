@@ -106,16 +106,16 @@ class SmallerConvolution(Executable):
         """Gather channels, convolve, scatter filters and finish."""
         channels, filters, bias, *inner = buffers.constants
         x, *residual = buffers.args
-        pieces = iter(self._scratch.views(workspace))
+        scratch = iter(self._scratch.views(workspace))
         if self._gathers:
-            x = self._gathered(x, channels, next(pieces))
+            x = self._gathered(x, channels, next(scratch))
         if not self._scatters:
             whole = Buffers((x, *residual), buffers.results, tuple(inner))
             self._inner.launch(whole, None)
             return
         y = buffers.results[0]
         assert y is not None
-        made: list[torch.Tensor | None] = [None if self._inner.allocates_results else self._as_image(next(pieces))]
+        made: list[torch.Tensor | None] = [None if self._inner.allocates_results else self._as_image(next(scratch))]
         results = Buffers((x,), made, tuple(inner))
         self._inner.launch(results, None)
         if bias is None:
@@ -131,8 +131,8 @@ class SmallerConvolution(Executable):
         torch.index_select(x.permute(0, 2, 3, 1) if self._nhwc else x, axis, channels, out=into)
         return self._as_image(into)
 
-    def _as_image(self, piece: torch.Tensor) -> torch.Tensor:
-        return piece.permute(0, 3, 1, 2) if self._nhwc else piece
+    def _as_image(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.permute(0, 3, 1, 2) if self._nhwc else tensor
 
 
 def _scratch(problem: ConvProblem) -> Scratch:

@@ -112,9 +112,9 @@ class RowsExecutable(Executable):
         starts, entries, *bias = buffers.constants
         x, y = buffers.args[0], buffers.results[0]
         device = x.device.index or 0
-        room = scratch(workspace, self.workspace_bytes)
-        planes = x if room is None else room
-        if room is not None:
+        copied = scratch(workspace, self.workspace_bytes)
+        planes = x if copied is None else copied
+        if copied is not None:
             blocks = -(-problem.n * problem.c * padded(problem)[0] * padded(problem)[1] // THREADS)
             self._pad.launch(device, blocks, THREADS, [pointer(x), pointer(planes), self._sizes])
         blocks = -(-problem.n * problem.p * problem.q // (THREADS * self.pixels)) * problem.k
@@ -133,7 +133,7 @@ def workspace_bytes(problem: ConvProblem) -> int:
 
 
 class PrunedCsr(Engine):
-    """Index arrays; see `cuda/csr.cu`."""
+    """Index arrays; see `hopper/csr.cu`."""
 
     id = "pruned.csr"
     family = "direct"

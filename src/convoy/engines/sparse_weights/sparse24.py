@@ -49,7 +49,7 @@ class SparseExecutable(SwappedExecutable):
 
 
 class Sparse24Engine(SwappedForms):
-    """Sparse products of compressed weights; see `cuda/swapped.cu`."""
+    """Sparse products of compressed weights; see `hopper/swapped.cu`."""
 
     id = "pruned.sparse24"
     devices = ("cuda",)

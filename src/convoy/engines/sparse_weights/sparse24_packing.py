@@ -116,10 +116,10 @@ class Packing:
         rows = torch.nn.functional.pad(rows, (0, -c % CHANNELS, 0, 0, 0, self.tiles * self.filters - k))
         chosen = self._chosen.to(weight.device).long()
         values = rows.view(*chosen.shape[:3], 4).gather(3, chosen)
-        pieces = values.reshape(self.tiles, self.filters, self.iterations, 4, 8)  # pieces of 16 bytes
+        chunks = values.reshape(self.tiles, self.filters, self.iterations, 4, 8)  # 16 bytes each
         row = torch.arange(self.filters, device=weight.device)[:, None]
         place = torch.arange(4, device=weight.device)[None, :] ^ (row // 2 % 4)
-        swizzled = pieces.gather(3, place[None, :, None, :, None].expand_as(pieces))
+        swizzled = chunks.gather(3, place[None, :, None, :, None].expand_as(chunks))
         chunks = swizzled.transpose(1, 2).contiguous().view(torch.uint8).reshape(self.tiles, self.iterations, -1)
         packed = torch.cat([chunks, self.metadata.to(weight.device)], dim=2)
         return packed.index_select(1, self._order.to(weight.device)).contiguous()

@@ -20,14 +20,14 @@ from convoy.problem import ConvProblem, WeightMask
 CHANNELS: Final = 8
 """Channels of a block: the sixteen bytes of one gather."""
 
-PIECES: Final = 8
+ITERATION_BLOCKS: Final = 8
 """Blocks of one iteration: 128 bytes a pixel."""
 
-NO_PIECE: Final = -1
+NO_BLOCK: Final = -1
 _RIGHT_BITS, _CHANNEL_BITS = 8, 15
 
 
-def live_pieces(mask: NDArray[np.bool_], filters: int) -> NDArray[np.bool_]:
+def live_blocks(mask: NDArray[np.bool_], filters: int) -> NDArray[np.bool_]:
     """By tile, tap and eight channels, whether anything is there.
 
     Args:
@@ -43,14 +43,14 @@ def live_pieces(mask: NDArray[np.bool_], filters: int) -> NDArray[np.bool_]:
 @lru_cache(maxsize=256)
 def lengths(mask: WeightMask, filters: int) -> tuple[int, ...]:
     """Iterations of each tile of so many filters, the longest first."""
-    counts = live_pieces(positions(mask), filters).sum(axis=(1, 2))
-    return tuple(sorted((-(-int(count) // PIECES) for count in counts), reverse=True))
+    counts = live_blocks(positions(mask), filters).sum(axis=(1, 2))
+    return tuple(sorted((-(-int(count) // ITERATION_BLOCKS) for count in counts), reverse=True))
 
 
 @lru_cache(maxsize=256)
 def live_share(mask: WeightMask, filters: int) -> float:
     """Share of the blocks that tiles of so many filters read."""
-    return float(live_pieces(positions(mask), filters).mean())
+    return float(live_blocks(positions(mask), filters).mean())
 
 
 def fits(problem: ConvProblem) -> bool:
@@ -64,26 +64,27 @@ class Lists:
 
     Attributes:
         tiles: int32 [tiles, 4]: first iteration, the iteration after the last, first filter, unused.
-        pieces: int32 [iterations, PIECES]: rows down, columns right and channel of each block in one word, or `NO_PIECE`.
+        blocks: int32 [iterations, ITERATION_BLOCKS]: rows down, columns right and channel of each block in a word, or
+            `NO_BLOCK`.
     """
 
     def __init__(self, problem: ConvProblem, filters: int) -> None:
         assert problem.mask is not None
-        live = live_pieces(positions(problem.mask), filters)
-        counts = -(-live.sum(axis=(1, 2)) // PIECES)
+        live = live_blocks(positions(problem.mask), filters)
+        counts = -(-live.sum(axis=(1, 2)) // ITERATION_BLOCKS)
         order = np.argsort(-counts, kind="stable")
         ends = np.cumsum(counts[order])
         self.filters = filters
         self.tiles = as_tensor(np.stack([ends - counts[order], ends, order * filters, ends * 0], 1).astype(np.int32))
         self._tile_of = as_tensor(np.repeat(order, counts[order]))
-        flat = np.full((int(ends[-1]), PIECES), NO_PIECE, np.int64)
+        flat = np.full((int(ends[-1]), ITERATION_BLOCKS), NO_BLOCK, np.int64)
         for tile, start in zip(order, ends - counts[order], strict=True):
             found = np.flatnonzero(live[tile])
             flat[start : start + counts[tile]].reshape(-1)[: len(found)] = found
         tap, eight = flat // (problem.c // CHANNELS), flat % (problem.c // CHANNELS)
         down, right = tap // problem.s * problem.dilation_h, tap % problem.s * problem.dilation_w
         words = down << (_RIGHT_BITS + _CHANNEL_BITS) | right << _CHANNEL_BITS | eight * CHANNELS
-        self.pieces = as_tensor(np.where(flat < 0, NO_PIECE, words).astype(np.int32))
+        self.blocks = as_tensor(np.where(flat < 0, NO_BLOCK, words).astype(np.int32))
         self._tap, self._eight = (as_tensor(np.where(flat < 0, -1, part)) for part in (tap, eight))
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
@@ -94,15 +95,15 @@ class Lists:
         """
         k, c, r, s = weight.shape
         device = weight.device
-        pieces = weight.permute(0, 2, 3, 1).reshape(k, -1, CHANNELS)
+        blocks = weight.permute(0, 2, 3, 1).reshape(k, -1, CHANNELS)
         # One more block and whole tiles of filters: zeros for the padding of the lists.
-        pieces = torch.nn.functional.pad(pieces, (0, 0, 0, 1, 0, -k % self.filters))
+        blocks = torch.nn.functional.pad(blocks, (0, 0, 0, 1, 0, -k % self.filters))
         places = torch.where(self._tap < 0, r * s * (c // CHANNELS), self._tap * (c // CHANNELS) + self._eight).to(
             device
         )
         row = torch.arange(self.filters, device=device)
         rows = self._tile_of.to(device)[:, None, None] * self.filters + row[None, :, None]
-        swizzled = torch.arange(PIECES, device=device)[None, :] ^ (row % 8)[:, None]
+        swizzled = torch.arange(ITERATION_BLOCKS, device=device)[None, :] ^ (row % 8)[:, None]
         columns = places[:, None, :].expand(-1, self.filters, -1).gather(2, swizzled.expand(len(places), -1, -1))
-        chunks = pieces[rows, columns].contiguous().view(torch.uint8)
-        return chunks.reshape(len(places), self.filters * PIECES * CHANNELS * weight.element_size())
+        chunks = blocks[rows, columns].contiguous().view(torch.uint8)
+        return chunks.reshape(len(places), self.filters * ITERATION_BLOCKS * CHANNELS * weight.element_size())

@@ -97,7 +97,7 @@ class ReduceSplits:
 
 
 class TritonSwapABExecutable(Executable):
-    """One tile of the swapped kernel for one view of a convolution."""
+    """One tile of the swap-AB kernel for one view of a convolution."""
 
     def __init__(
         self, engine: str, view: ConvView, tile: TritonTile, dtype: str, epilogue: Epilogue, target: Target

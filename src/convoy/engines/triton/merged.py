@@ -179,7 +179,7 @@ class MergedEngine(Engine):
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Pieces of the graph that are such convolutions, in NHWC and half precision, on Hopper."""
+        """Subgraphs of such convolutions, in NHWC and half precision, on Hopper."""
         if not isinstance(problem, SubgraphProblem):
             return Support.no(f"merges the convolutions of a subgraph, got {type(problem).__name__}")
         if not (found := device_support(target, 90)):

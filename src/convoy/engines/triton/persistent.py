@@ -123,7 +123,7 @@ def _staged(view: ConvView, tile: TritonTile, swapped: bool, residual: bool) -> 
     for warps in (4, 8):
         if area > warps * 32 * 128 or (warps == 8 and (area < 128 * 128 or rows < 128)):
             continue
-        # Swapped, the split of the columns costs a pass over shared memory in all other cases.
+        # With swap-AB, splitting the columns costs a pass over shared memory in all other cases.
         for parts in (1, 2) if not swapped or (tile.block_k, tile.pixels, warps) == (128, 128, 4) else (1,):
             for blocks in (1, 2):
                 if blocks * warps * 32 * (area // (warps * 32) + 48) > _REGISTERS:

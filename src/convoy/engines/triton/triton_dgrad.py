@@ -194,7 +194,7 @@ class DgradExecutable(Executable):
 
 
 def repacked_bytes(problem: ConvProblem) -> int:
-    """Room for the weight as [c, r, s, k] in fp32; half types need none."""
+    """Scratch bytes for the weight as [c, r, s, k] in fp32; half types need none."""
     return problem.weight_spec.size_bytes if problem.x_dtype == "fp32" and problem.n else 0
 
 

@@ -1,4 +1,4 @@
-"""triton.swapped: convolution on Hopper's tensor cores with swapped operands, both brought by TMA (docs/kernels/triton.md)."""
+"""triton.swapped: convolution on Hopper's tensor cores by swap-AB, both operands loaded by TMA (docs/kernels/triton.md)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tile_space(view: ConvView, units: int, limit: int = 24) -> list[TritonTile]:
 
 
 class TritonSwapABEngine(Engine):
-    """out^T[k, pixels] = W · X^T, tap by tap; see `kernels/swapped.py`."""
+    """out^T[k, pixels] = W · X^T, tap by tap; see `kernels/igemm_swap_ab_kernel.py`."""
 
     id = "triton.swapped"
     family = "implicit_gemm"

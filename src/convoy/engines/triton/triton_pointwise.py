@@ -1,4 +1,4 @@
-"""triton.pointwise: 1x1 convolutions and linear layers as one GEMM, by the swapped kernel over a row of pixels."""
+"""triton.pointwise: 1x1 convolutions and linear layers as one GEMM, by the swap-AB kernel over a row of pixels."""
 
 from __future__ import annotations
 

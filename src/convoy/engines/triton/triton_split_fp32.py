@@ -21,7 +21,7 @@ from convoy.support import Support
 from convoy.target import Target
 
 _NOT_HERE = ("PRECISION", "DTYPE", "TRIGGER", "PREFETCH_BYTES", "WARPS")
-"""Constants of the swapped kernel that the split one does not have."""
+"""Constants of the swap-AB kernel that the split one does not have."""
 
 
 def plane_view(problem: ConvProblem) -> ConvView:

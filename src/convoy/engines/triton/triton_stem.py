@@ -1,4 +1,4 @@
-"""triton.stem: the first layer, few channels and a wide filter, on the swapped kernel (docs/kernels/first-layers.md).
+"""triton.stem: the first layer, few channels and a wide filter, on the swap-AB kernel (docs/kernels/first-layers.md).
 
 A row of filter taps over a few channels is one contiguous window of the image: with channels padded to a vector of 16 bytes (or
 to a part of it that the stride makes whole), the windows of neighbouring outputs are a TMA descriptor with overlapping rows, and
@@ -121,7 +121,7 @@ class TritonStemExecutable(TritonSwapABExecutable):
 
 
 class TritonStemEngine(Engine):
-    """Windows of a padded image; see `kernels/stem.py` and `kernels/swapped.py`."""
+    """Windows of a padded image; see `kernels/stem_kernel.py` and `kernels/igemm_swap_ab_kernel.py`."""
 
     id = "triton.stem"
     family = "implicit_gemm"

@@ -17,7 +17,7 @@ _LOAD_BYTES_NS_PER_SM = 56.0
 _MEMORY_BYTES_NS = 2900.0
 _LATENCY_NS = 647.0
 _STEP_NS = 34.0
-"""Of the loads of an iteration, and of an iteration itself: as fitted for `triton.swapped` (`tiles`)."""
+"""Nanoseconds of the loads' latency, and of an iteration: as fitted for `triton.swapped` (`triton_tiles`)."""
 
 _MOST_SPLITS = 64
 

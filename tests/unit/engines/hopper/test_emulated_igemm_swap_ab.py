@@ -164,7 +164,7 @@ def run(library, problem, form, blocks, sliced=0, without=None):
     else:
         lists = Lists(problem, form.filters)
         last = []
-        held, grid = (lists.tiles, lists.pieces, lists.pack(weight)), blocks
+        held, grid = (lists.tiles, lists.blocks, lists.pack(weight)), blocks
         first = [address(x), *map(address, held)]
     kernel = library("swapped" if swapped else "blocks", form.macros(given if swapped else problem), without)
     sizes = structure("Sizes", form.sizes(given if swapped else problem, k + 2 * sliced))
@@ -421,7 +421,7 @@ def test_a_planted_fault_in_a_list_is_seen(library, monkeypatch):
 
     def wrong(self, problem, filters):
         right(self, problem, filters)
-        self.pieces[0, 0] += 1 << 15  # a column to the right
+        self.blocks[0, 0] += 1 << 15  # a column to the right
 
     monkeypatch.setattr(Lists, "__init__", wrong)
     y, expected, _, _ = run(library, problem, form, 1)

@@ -9,7 +9,7 @@ import torch
 
 from convoy.engines.sparse_weights import block_sparse
 from convoy.engines.sparse_weights.block_sparse import ENGINE, BlockSparseTile
-from convoy.engines.sparse_weights.weight_blocks import NO_PIECE, Lists, lengths, live_share
+from convoy.engines.sparse_weights.weight_blocks import NO_BLOCK, Lists, lengths, live_share
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.target import Target
@@ -48,13 +48,13 @@ def test_lists_name_every_value_once_and_the_longest_is_first(filters):
     counts = []
     for first, last, filter0, _ in lists.tiles.tolist():
         counts.append(last - first)
-        for iteration, piece in np.ndindex(last - first, 8):
-            word = int(lists.pieces[first + iteration, piece])
-            if word == NO_PIECE:
+        for iteration, block in np.ndindex(last - first, 8):
+            word = int(lists.blocks[first + iteration, block])
+            if word == NO_BLOCK:
                 continue
             tap, channel = (word >> 23, (word >> 15 & 255) // 3), word & 32767
             for row in range(filters):
-                dense[filter0 + row, channel : channel + 8, *tap] += chunks[first + iteration, row, piece ^ (row & 7)]
+                dense[filter0 + row, channel : channel + 8, *tap] += chunks[first + iteration, row, block ^ (row & 7)]
     assert torch.equal(dense[:136], weight)
     assert counts == sorted(counts, reverse=True) == list(lengths(problem.mask, filters))
 
@@ -64,7 +64,7 @@ def test_a_weight_of_zeros_alone_packs_to_nothing():
     lists = Lists(problem, 64)
     packed = lists.pack(torch.zeros(problem.weight_spec.shape, dtype=torch.float16))
     assert packed.shape == (0, 64 * 128)
-    assert lists.pieces.shape == (0, 8)
+    assert lists.blocks.shape == (0, 8)
     assert all(first == last for first, last, *_ in lists.tiles.tolist())
 
 

@@ -16,7 +16,7 @@ from convoy.engines.compilers import host_compiler
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.engines.sparse_weights.codegen.cpu_blocking import REGISTERS
 from convoy.engines.sparse_weights.codegen.emit_x86 import SETS, fits
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Piece
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Segment
 from convoy.engines.sparse_weights.pruned_c import ENGINE, FLAGS, MOST_NONZEROS
 from convoy.errors import InputError
 from convoy.functional import conv2d
@@ -103,7 +103,7 @@ def test_small_pieces_and_every_instruction_set_are_exact(arch, sizes):
 def test_sums_that_do_not_fit_the_registers_are_left_to_the_compiler(arch):
     lanes = SETS[arch].lanes
     for filters, vectors, fit in ((8, 1, True), (8, 4, False), (6, 4, arch == "avx512"), (2, 4, True)):
-        groups = tuple(Group(tuple(range(g, g + filters)), (Piece(True, ()),)) for g in range(0, 24, filters))
+        groups = tuple(Group(tuple(range(g, g + filters)), (Segment(True, ()),)) for g in range(0, 24, filters))
         kernel = MaskKernel(lanes, vectors, lanes * vectors, 64, 1, 64, 0, groups)
         assert fits(kernel, arch) is fit
         assert not fits(replace(kernel, lanes=4), arch)

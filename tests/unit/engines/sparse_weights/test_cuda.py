@@ -29,7 +29,7 @@ from tests.unit.engines.pruned_cases import PATTERNS, SMALL, mask_of, pattern, p
 
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20)
 CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)
-FORM = GeneratedTile(lanes=8, vectors=2, filters=3, splits=2, channels=2, room=4, resident=1)
+FORM = GeneratedTile(lanes=8, vectors=2, filters=3, splits=2, channels=2, shared_kib=4, resident=1)
 HALF = {"x_dtype": "fp16", "weight_dtype": "fp16", "y_dtype": "fp16"}
 
 HOST = """
@@ -285,7 +285,7 @@ def test_tables_of_many_units_are_not_too_many_for_constant_memory(dead, where, 
     problem = ConvProblem(1, 2048, 7, 7, 12, 1, 1).with_mask(mask_of(nonzero))
     monkeypatch.setattr(emit_cuda, "UNIT_FMAS", 100)
     source = write(
-        problem, GeneratedTile(lanes=64, vectors=1, filters=1, splits=1, channels=64, room=100, resident=1)
+        problem, GeneratedTile(lanes=64, vectors=1, filters=1, splits=1, channels=64, shared_kib=100, resident=1)
     ).source
     assert len(source.bodies) == 13
     assert set(re.findall(r"static (__constant__|__device__ const) int \w+\[\]", source.head + source.bodies[0])) == {

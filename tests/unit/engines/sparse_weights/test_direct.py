@@ -91,7 +91,7 @@ def run(library, problem, form, *, harm=lambda content: content, data=None):
     begins = torch.from_numpy(entries.begins)
     faults = library(geometry, harm).run(
         address(x), address(lists), address(begins), address(bias), address(residual), address(y),
-        geometry.grid, geometry.room(entries.most), ctypes.c_size_t(x.nbytes), ctypes.c_size_t(lists.nbytes),
+        geometry.grid, geometry.shared_bytes_for(entries.most), ctypes.c_size_t(x.nbytes), ctypes.c_size_t(lists.nbytes),
     )  # fmt: skip
     return y.double(), oracle(problem, data)[0], faults
 
@@ -205,7 +205,11 @@ def test_entries_lie_inside_their_block():
             assert not (offsets % 4).any()
             assert len(set(entries.values.tolist())) == problem.mask.nonzeros == len(entries.places)
             assert sorted(entries.places.tolist()) == list(range(problem.mask.positions))
-            assert geometry.room(entries.most) <= geometry.room(most_entries(problem, form)) <= 227 << 10
+            assert (
+                geometry.shared_bytes_for(entries.most)
+                <= geometry.shared_bytes_for(most_entries(problem, form))
+                <= 227 << 10
+            )
             assert form.threads % geometry.along == 0
             assert tile_config_of(form.knobs) == form
 
@@ -253,8 +257,8 @@ def test_a_multiprocessor_has_room_for_one_block():
     """Else a launch that starts early is put two and three blocks deep on some multiprocessors, and others have none."""
     geometry = DirectGeometry(pruned(SMALL, "tenth"), DirectTile(2, 4, 2, 1, 1))
     assert geometry.asked(8, 227 << 10) * 2 > 227 << 10
-    assert geometry.room(8) < 227 << 9
-    assert geometry.asked(20000, 227 << 10) == geometry.room(20000)
+    assert geometry.shared_bytes_for(8) < 227 << 9
+    assert geometry.asked(20000, 227 << 10) == geometry.shared_bytes_for(20000)
 
 
 def test_older_devices_have_no_clusters():

@@ -43,7 +43,7 @@ def texts():
     for arch, lanes in (("avx512", 16), ("avx2", 8)):
         made = plan(problem, mask, Knobs.of(filters=2, vectors=1, channels=1, lanes=lanes, threads=1))
         found[f"{arch}.c"] = emit_c.emit(write(problem, mask, made)[0], made.layout, **epilogue, arch=arch).units[0]
-    form = GeneratedTile(lanes=8, vectors=2, filters=2, splits=2, channels=1, room=1, resident=1)
+    form = GeneratedTile(lanes=8, vectors=2, filters=2, splits=2, channels=1, shared_kib=1, resident=1)
     written = pruned_cuda.write(problem, form)
     found["staged.ir"] = print_kernel(written.kernel)
     found["values.cu"] = "".join([written.source.head, *written.source.bodies])

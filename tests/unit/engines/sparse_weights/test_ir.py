@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Load, MaskKernel, Piece, verify
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Load, MaskKernel, Segment, verify
 from convoy.engines.sparse_weights.codegen.kernel_text import parse_kernel, print_kernel
 from convoy.engines.sparse_weights.codegen.lower_mask import Cut, partition, used_channels, used_taps, walk
 from convoy.engines.sparse_weights.codegen.plane_layout import lay_out
@@ -24,9 +24,10 @@ SMALL = MaskKernel(
     values=4,
     groups=(
         Group(
-            (2, 0), (Piece(True, (Load(0, ((0, 0), (1, 1))), Load(20, ((1, 2),)))), Piece(False, (Load(3, ((0, 3),)),)))
+            (2, 0),
+            (Segment(True, (Load(0, ((0, 0), (1, 1))), Load(20, ((1, 2),)))), Segment(False, (Load(3, ((0, 3),)),))),
         ),
-        Group((1,), (Piece(True, ()),)),
+        Group((1,), (Segment(True, ()),)),
     ),
 )
 
@@ -48,16 +49,16 @@ def test_a_kernel_is_printed_as_it_is_read():
     verify(SMALL, 3)
     text = print_kernel(SMALL)
     assert parse_kernel(text) == SMALL
-    assert text.splitlines()[8:12] == ["group 2 0", "piece zero", "load 0", "fma 0 0"]
+    assert text.splitlines()[8:12] == ["group 2 0", "segment zero", "load 0", "fma 0 0"]
 
 
-def with_piece(piece, at=0):
-    pieces = list(SMALL.groups[0].pieces)
-    pieces[at] = piece
-    return replace(SMALL, groups=(replace(SMALL.groups[0], pieces=tuple(pieces)), SMALL.groups[1]))
+def with_piece(segment, at=0):
+    segments = list(SMALL.groups[0].segments)
+    segments[at] = segment
+    return replace(SMALL, groups=(replace(SMALL.groups[0], segments=tuple(segments)), SMALL.groups[1]))
 
 
-FIRST = SMALL.groups[0].pieces[0]
+FIRST = SMALL.groups[0].segments[0]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ FIRST = SMALL.groups[0].pieces[0]
         replace(SMALL, values=5),
         replace(SMALL, planes=1),
         replace(SMALL, groups=SMALL.groups[:1]),
-        replace(SMALL, groups=(*SMALL.groups, Group((2,), (Piece(True, ()),)))),
+        replace(SMALL, groups=(*SMALL.groups, Group((2,), (Segment(True, ()),)))),
         replace(SMALL, groups=(*SMALL.groups[:1], Group((1,), ()))),
         with_piece(replace(FIRST, begins=False)),
         with_piece(replace(FIRST, loads=(Load(0, ((0, 0), (2, 1))), *FIRST.loads[1:]))),
@@ -80,7 +81,7 @@ FIRST = SMALL.groups[0].pieces[0]
         with_piece(replace(FIRST, stage=(0,))),
         with_piece(replace(FIRST, stage=(0, 2))),
         with_piece(replace(FIRST, stage=(0, 1, 0))),
-        with_piece(replace(SMALL.groups[0].pieces[1], split=1), at=1),
+        with_piece(replace(SMALL.groups[0].segments[1], split=1), at=1),
     ],
 )
 def test_every_rule_is_held(kernel):
@@ -95,10 +96,10 @@ def test_offsets_of_a_staged_piece_are_in_the_stage():
 
 
 def test_each_split_begins_its_own_sums():
-    split = with_piece(replace(SMALL.groups[0].pieces[1], split=1, begins=True), at=1)
+    split = with_piece(replace(SMALL.groups[0].segments[1], split=1, begins=True), at=1)
     verify(split, 3)
     assert (SMALL.splits, split.splits) == (1, 2)
-    assert "piece zero 1" in print_kernel(split)
+    assert "segment zero 1" in print_kernel(split)
     assert parse_kernel(print_kernel(split)) == split
 
 
@@ -113,18 +114,18 @@ def test_each_split_begins_its_own_sums():
         ("plane 16", "plane ٣"),
         ("plane 16", "plane 0x10"),
         ("span 8", "span 1234567890123"),
-        ("piece keep", "piece"),
-        ("piece keep", "piece maybe"),
-        ("piece keep", "piece keep 0"),
-        ("piece keep", "piece keep 01"),
-        ("piece keep", "piece keep 1 2"),
+        ("segment keep", "segment"),
+        ("segment keep", "segment maybe"),
+        ("segment keep", "segment keep 0"),
+        ("segment keep", "segment keep 01"),
+        ("segment keep", "segment keep 1 2"),
         ("load 20", "load"),
         ("load 20", "load 20 1"),
         ("fma 1 2", "fma 1"),
         ("fma 1 2", "fma  1 2"),
         ("fma 1 2", "system rm"),
-        ("group 2 0\npiece zero\n", "group 2 0\n"),
-        ("piece zero\nload 0\n", "piece zero\n"),
+        ("group 2 0\nsegment zero\n", "group 2 0\n"),
+        ("segment zero\nload 0\n", "segment zero\n"),
         ("load 20\n", "load 20\nstage 0\n"),
         ("end\n", "end"),
         ("end\n", ""),
@@ -211,12 +212,12 @@ def interpret(kernel, planes, values):
     filters = sum(len(group.filters) for group in kernel.groups)
     sums = np.zeros((filters, kernel.positions), planes.dtype)
     for group in kernel.groups:
-        for piece in group.pieces:
+        for segment in group.segments:
             for base in range(0, kernel.positions, kernel.tile):
                 source, start = flat, base
-                if piece.stage:
-                    source, start = np.concatenate([planes[p, base : base + kernel.span] for p in piece.stage]), 0
-                for load in piece.loads:
+                if segment.stage:
+                    source, start = np.concatenate([planes[p, base : base + kernel.span] for p in segment.stage]), 0
+                for load in segment.loads:
                     loaded = source[start + load.offset :][: kernel.tile]
                     for total, value in load.uses:
                         sums[group.filters[total], base : base + kernel.tile] += loaded * values[value]
@@ -250,11 +251,11 @@ def test_code_is_dealt_out_to_splits_evenly_and_by_rows():
     cut = Cut(filters=problem.k, channels=99, code_bytes=10**6, staged=True, splits=3)
     layout, kernel, _ = made(problem, nonzero, cut, images=problem.n, rows=problem.p)
     (group,) = kernel.groups
-    assert [piece.split for piece in group.pieces] == [0, 1, 2]
-    assert max(p.uses for p in group.pieces) <= 1.3 * min(p.uses for p in group.pieces)
+    assert [segment.split for segment in group.segments] == [0, 1, 2]
+    assert max(p.uses for p in group.segments) <= 1.3 * min(p.uses for p in group.segments)
     rows = [
         {load.offset // layout.span * 1000 + load.offset % layout.span // layout.pitch for load in p.loads}
-        for p in group.pieces
+        for p in group.segments
     ]
     assert not rows[0] & rows[1]
     assert not rows[1] & rows[2]

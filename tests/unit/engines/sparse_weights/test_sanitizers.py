@@ -1,6 +1,6 @@
 """The emitted C under gcc's sanitizers, as a program of its own: no access beyond a buffer, no undefined behaviour.
 
-Sanitizers see C alone: of the pieces in assembly, which read where the C does, `test_c` checks every sum.
+Sanitizers see C alone: of the segments in assembly, which read where the C does, `test_c` checks every sum.
 """
 
 import shutil

@@ -63,7 +63,7 @@ def plan(problem: ConvProblem, mask: NDArray[np.bool_], knobs: Knobs) -> CpuBloc
     Args:
         problem: a forward convolution.
         mask: booleans [k, c / groups, r, s].
-        knobs: `filters` whose sums are in registers, `vectors` of `lanes` pixels, `channels` of a piece, `threads` that share
+        knobs: `filters` whose sums are in registers, `vectors` of `lanes` pixels, `channels` of a segment, `threads` that share
             the work.
     """
     lanes = knobs.integer("lanes")

@@ -9,7 +9,7 @@ import numpy as np
 
 from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.engines.sparse_weights.codegen.cuda_copies import FOUR, MOST_ROUNDS, along, fours
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Piece
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Segment
 from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout
 from convoy.engines.sparse_weights.codegen.staging_steps import WORD, StagingStep
 
@@ -185,23 +185,23 @@ class CudaWriter:
         lines.append(f"    const address weights = ADDRESS(staged + {base});")
         if self.splits > 1:
             lines.append("    switch (split) {")
-        for piece in step.pieces:
+        for segment in step.segments:
             if self.splits > 1:
-                lines.append(f"    case {piece.split}: {{")
-            lines += self._piece(piece, step.first, sums)
+                lines.append(f"    case {segment.split}: {{")
+            lines += self._segment(segment, step.first, sums)
             if self.splits > 1:
                 lines.append("    } break;")
         if self.splits > 1:
             lines.append("    }")
         return [*lines, "    }"]
 
-    def _piece(self, piece: Piece, first: int, sums: int) -> list[str]:
-        """A piece's multiply-adds, as macros of pruned.cuh; a word is loaded at its first use."""
+    def _segment(self, segment: Segment, first: int, sums: int) -> list[str]:
+        """A segment's multiply-adds, as macros of pruned.cuh; a word is loaded at its first use."""
         vectors = self.code.vectors
         inputs: set[int] = set()
         weights: set[int] = set()
         lines = [f"    BEGIN_CODE({sums}, {sums + 1})"]
-        for load in piece.loads:
+        for load in segment.loads:
             needed = [load.offset + self.shift + v for v in range(vectors)]
             for word in dict.fromkeys(place // vectors for place in needed):
                 if word not in inputs:

@@ -1,6 +1,6 @@
-"""IR to C: vectors of pixels, one function a piece, and a driver that pads, partitions and finishes. No torch here.
+"""IR to C: vectors of pixels, one function a segment, and a driver that pads, partitions and finishes. No torch here.
 
-All names and numbers in the text come from integers of checked data classes. Pieces are C with the vector types of gcc and
+All names and numbers in the text come from integers of checked data classes. Segments are C with the vector types of gcc and
 clang, or assembly if `emit_x86` supports the CPU.
 
 Threads share the multiply-adds: blocks, groups of filters and tiles form one sequence, which is cut into parts of equal cost,
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from convoy.engines.sparse_weights.codegen import emit_x86
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Piece
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Segment
 from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout, odd_lines
 
 FILL: Final = Path(__file__).with_name("fill.c")
@@ -65,7 +65,7 @@ def emit(
         bias: whether a bias is added.
         residual: whether a residual is added.
         activation: one of `FUSED`.
-        arch: the CPU's instruction set, as `Target.arch` names it: pieces are assembly if `emit_x86` supports it, else C.
+        arch: the CPU's instruction set, as `Target.arch` names it: segments are assembly if `emit_x86` supports it, else C.
     """
     if activation not in FUSED:
         raise ValueError(f"activation {activation!r} is not one of {FUSED}")
@@ -123,7 +123,7 @@ def _total(kernel: MaskKernel, layout: PlaneLayout) -> int:
 
 
 def prelude(kernel: MaskKernel) -> str:
-    """Types that the pieces use."""
+    """Types that the segments use."""
     return _PRELUDE.replace("@BYTES@", str(4 * kernel.lanes))
 
 
@@ -137,41 +137,41 @@ typedef float vec_at __attribute__((vector_size(@BYTES@), aligned(4), may_alias)
 
 
 def _units(kernel: MaskKernel, assembly: str) -> list[list[str]]:
-    """Functions of all pieces, in units of about `UNIT_USES` multiply-adds."""
+    """Functions of all segments, in units of about `UNIT_USES` multiply-adds."""
     units: list[list[str]] = [[]]
     size = 0
     for at, group in enumerate(kernel.groups):
-        for index, piece in enumerate(group.pieces):
-            more = piece.uses * kernel.vectors
+        for index, segment in enumerate(group.segments):
+            more = segment.uses * kernel.vectors
             if size and size + more > UNIT_USES[assembly]:
                 units.append([])
                 size = 0
             name = f"piece_{at}_{index}"
             if assembly:
-                made = emit_x86.function(kernel, group, piece, name, _sums_pitch(kernel), assembly)
+                made = emit_x86.function(kernel, group, segment, name, _sums_pitch(kernel), assembly)
             else:
-                made = _function(kernel, group, piece, name)
+                made = _function(kernel, group, segment, name)
             units[-1].append(made)
             size += more
     return units
 
 
-def _function(kernel: MaskKernel, group: Group, piece: Piece, name: str) -> str:
-    """One piece for one tile: x, w and y are the tile's input, the values and the tile's sums."""
+def _function(kernel: MaskKernel, group: Group, segment: Segment, name: str) -> str:
+    """One segment for one tile: x, w and y are the tile's input, the values and the tile's sums."""
     pitch, sums, vectors = _sums_pitch(kernel), range(len(group.filters)), range(kernel.vectors)
     lines = [
         f"HIDDEN void {name}(const float *restrict x, const float *restrict w, float *restrict y);",
         f"HIDDEN void {name}(const float *restrict x, const float *restrict w, float *restrict y)",
         "{",
     ]
-    if not piece.loads:
+    if not segment.loads:
         lines.append("    (void)x, (void)w;")
     for total in sums:
         places = [f"y + {total * pitch + v * kernel.lanes}" for v in vectors]
-        held = ", ".join(f"a{total}_{v} = {'{0}' if piece.begins else f'LOAD({places[v]})'}" for v in vectors)
+        held = ", ".join(f"a{total}_{v} = {'{0}' if segment.begins else f'LOAD({places[v]})'}" for v in vectors)
         lines.append(f"    vec {held};")
-    first = piece.loads[0].uses[0][1] if piece.loads else 0
-    for load in piece.loads:
+    first = segment.loads[0].uses[0][1] if segment.loads else 0
+    for load in segment.loads:
         loaded = ", ".join(f"x{v} = LOAD(x + {load.offset + v * kernel.lanes})" for v in vectors)
         lines.append(f"    {{ const vec {loaded};")
         for total, value in load.uses:
@@ -233,17 +233,17 @@ def _fixed(source: Path) -> list[str]:
 
 
 def _group_functions(kernel: MaskKernel) -> list[str]:
-    """One function a group, which runs its pieces over tiles; and the table of groups."""
+    """One function a group, which runs its segments over tiles; and the table of groups."""
     lines: list[str] = []
     table: list[str] = []
     filters: list[int] = []
     for at, (group, cost) in enumerate(zip(kernel.groups, _costs(kernel), strict=True)):
-        names = [f"piece_{at}_{index}" for index in range(len(group.pieces))]
+        names = [f"piece_{at}_{index}" for index in range(len(group.segments))]
         lines += [f"HIDDEN void {name}(const float *, const float *, float *);" for name in names]
         lines.append(f"static void group_{at}(const float *x, const float *w, float *y, ptrdiff_t tiles)")
         lines.append("{")
-        for name, piece in zip(names, group.pieces, strict=True):
-            first = piece.loads[0].uses[0][1] if piece.loads else 0
+        for name, segment in zip(names, group.segments, strict=True):
+            first = segment.loads[0].uses[0][1] if segment.loads else 0
             lines.append("    for (ptrdiff_t t = 0; t < tiles; t++)")
             lines.append(f"        {name}(x + t * TILE, w + {first}, y + t * TILE);")
         lines.append("}")

@@ -1,7 +1,7 @@
 """IR to CUDA C: one kernel; a row of blocks a group of filters, a thread some neighbouring pixels. No torch here.
 
 A block computes a tile for one group. It copies the tile's part of the input, with padding inside, and the group's values to
-shared memory, piece after piece, the next ones while this one computes. The code then loads words of neighbouring inputs and
+shared memory, segment after segment, the next ones while this one computes. The code then loads words of neighbouring inputs and
 of four values from there, so that nearly every instruction is a multiply-add. In a kernel with splits, other warps compute
 other taps of the same pixels, and their sums are added through shared memory. Each group is a function: units of some
 functions are compiled in parallel, and linked.

@@ -1,9 +1,9 @@
-"""IR to x86-64 assembly inside C: the pieces alone, for AVX-512 and AVX2. No torch here.
+"""IR to x86-64 assembly inside C: the segments alone, for AVX-512 and AVX2. No torch here.
 
-gcc's code for the same pieces in C is correct but slow, in two ways: it loads an input again for every use instead of sharing
+gcc's code for the same segments in C is correct but slow, in two ways: it loads an input again for every use instead of sharing
 it and copies sums (half the speed, gcc 12), and it takes 0.1 ms a non-zero. The assembler takes a tenth of that; ResNet-50
 has 2.3 million non-zeros at a sparsity of 0.9. A compiler cannot improve straight-line code: registers are as in the IR. For
-other CPUs the pieces are C (`emit_c`).
+other CPUs the segments are C (`emit_c`).
 
 Registers: sums first, then inputs in turn, then broadcast values if an instruction cannot take them from memory. The calling
 convention is System V's: x, w and y are in rdi, rsi and rdx, and no vector register is preserved.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Piece
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ def fits(kernel: MaskKernel, arch: str) -> bool:
     return kernel.vectors * largest + kernel.vectors + 1 <= found.count
 
 
-def function(kernel: MaskKernel, group: Group, piece: Piece, name: str, pitch: int, arch: str) -> str:
-    """One piece for one tile as a function of C's calling convention.
+def function(kernel: MaskKernel, group: Group, segment: Segment, name: str, pitch: int, arch: str) -> str:
+    """One segment for one tile as a function of C's calling convention.
 
     Args:
         kernel: the kernel.
-        group: the piece's group.
-        piece: the code.
+        group: the segment's group.
+        segment: the code.
         name: the function's name.
         pitch: floats from one filter's sums to the next one's.
         arch: a key of `SETS`.
@@ -74,9 +74,9 @@ def function(kernel: MaskKernel, group: Group, piece: Piece, name: str, pitch: i
         total, v = divmod(index, vectors)
         at = 4 * (total * pitch + v * kernel.lanes)
         one = register[index]
-        lines.append(f"{found.clear} {one}, {one}, {one}" if piece.begins else f"vmovups {at}(%rdx), {one}")
-    first = piece.loads[0].uses[0][1] if piece.loads else 0
-    for turn, load in enumerate(piece.loads):
+        lines.append(f"{found.clear} {one}, {one}, {one}" if segment.begins else f"vmovups {at}(%rdx), {one}")
+    first = segment.loads[0].uses[0][1] if segment.loads else 0
+    for turn, load in enumerate(segment.loads):
         start = sums + turn % inputs * vectors
         taken = register[start : start + vectors]
         for v, one in enumerate(taken):

@@ -17,7 +17,7 @@ class Load:
     """Load one tile of inputs from an offset, and add its products with values to sums.
 
     Attributes:
-        offset: floats from the tile's start in the input (in the staged input, if the piece is staged).
+        offset: floats from the tile's start in the input (in the staged input, if the segment is staged).
         uses: pairs (sum, value), at least one: the multiply-adds that share this load.
     """
 
@@ -26,11 +26,11 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Segment:
     """Straight-line code of one function, small enough for the instruction cache.
 
     Attributes:
-        begins: whether sums start at zero; otherwise they continue from the previous piece.
+        begins: whether sums start at zero; otherwise they continue from the previous segment.
         loads: the code.
         stage: planes that are copied to shared memory first, `span` floats of each; empty if the input is read in place.
         split: index of the split. Each split has its own sums and its own threads; the sums are added at the end.
@@ -49,15 +49,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Filters whose sums are held in registers together, and the pieces that compute them, in order."""
+    """Filters whose sums are held in registers together, and the segments that compute them, in order."""
 
     filters: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    segments: tuple[Segment, ...]
 
     @property
     def uses(self) -> int:
         """Multiply-adds of one tile."""
-        return sum(piece.uses for piece in self.pieces)
+        return sum(segment.uses for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class MaskKernel:
     @property
     def splits(self) -> int:
         """Splits of the code: 1 where all sums are of the same threads."""
-        return 1 + max((piece.split for group in self.groups for piece in group.pieces), default=0)
+        return 1 + max((segment.split for group in self.groups for segment in group.segments), default=0)
 
 
 def verify(kernel: MaskKernel, filters: int) -> None:
@@ -116,29 +116,31 @@ def verify(kernel: MaskKernel, filters: int) -> None:
     _require(seen == list(range(filters)), "groups", seen[:8], f"each of {filters} filters in one group")
     value = 0
     for at, group in enumerate(kernel.groups):
-        _require(bool(group.pieces), f"group {at}", "no piece", "at least one: its sums must begin somewhere")
+        _require(bool(group.segments), f"group {at}", "no segment", "at least one: its sums must begin somewhere")
         begun: set[int] = set()
-        for index, piece in enumerate(group.pieces):
-            where = f"group {at} piece {index}"
+        for index, segment in enumerate(group.segments):
+            where = f"group {at} segment {index}"
             _require(
-                piece.begins == (piece.split not in begun), where, piece.begins,
-                "the first piece of a split, and no other, to begin at zero",
+                segment.begins == (segment.split not in begun), where, segment.begins,
+                "the first segment of a split, and no other, to begin at zero",
             )  # fmt: skip
-            begun.add(piece.split)
-            value = _verify_piece(kernel, group, piece, where, value)
+            begun.add(segment.split)
+            value = _verify_segment(kernel, group, segment, where, value)
     _require(value == kernel.values, "values", kernel.values, f"as many as the code uses, {value}")
 
 
-def _verify_piece(kernel: MaskKernel, group: Group, piece: Piece, where: str, value: int) -> int:
-    """Check one piece; returns the value that the next one begins with."""
+def _verify_segment(kernel: MaskKernel, group: Group, segment: Segment, where: str, value: int) -> int:
+    """Check one segment; returns the value that the next one begins with."""
     reach = kernel.plane * kernel.planes - kernel.positions + kernel.tile
-    if piece.stage:
-        reach = kernel.span * len(piece.stage)
-        _require(all(0 <= plane < kernel.planes for plane in piece.stage), where, piece.stage, "planes of the input")
-        _require(len(set(piece.stage)) == len(piece.stage), where, piece.stage, "each plane staged once")
-    offsets = {load.offset for load in piece.loads}
-    _require(len(offsets) == len(piece.loads), where, len(piece.loads), "one load of each offset: loads are shared")
-    for load in piece.loads:
+    if segment.stage:
+        reach = kernel.span * len(segment.stage)
+        _require(
+            all(0 <= plane < kernel.planes for plane in segment.stage), where, segment.stage, "planes of the input"
+        )
+        _require(len(set(segment.stage)) == len(segment.stage), where, segment.stage, "each plane staged once")
+    offsets = {load.offset for load in segment.loads}
+    _require(len(offsets) == len(segment.loads), where, len(segment.loads), "one load of each offset: loads are shared")
+    for load in segment.loads:
         expected = f"an offset whose tile ends by {reach}"
         _require(load.offset >= 0 and load.offset + kernel.tile <= reach, where, load.offset, expected)
         _require(bool(load.uses), where, load.offset, "a use of each load")

@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Load, MaskKernel, Piece
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Load, MaskKernel, Segment
 from convoy.errors import InputError
 
 _HEADER: Final = ("lanes", "vectors", "positions", "plane", "planes", "span", "values")
 _NUMBER: Final = re.compile(r"\d{1,12}", re.ASCII)
 
 
-_PIECE: Final = re.compile(r"(zero|keep)( [1-9][0-9]{0,5})?", re.ASCII)
+_SEGMENT: Final = re.compile(r"(zero|keep)( [1-9][0-9]{0,5})?", re.ASCII)
 
 
 @dataclass(slots=True)
 class _Lines:
-    """A piece that is being parsed."""
+    """A segment that is being parsed."""
 
     begins: bool
     split: int
     stage: tuple[int, ...] = ()
     loads: list[tuple[int, list[tuple[int, int]]]] = field(default_factory=list[tuple[int, list[tuple[int, int]]]])
 
-    def made(self) -> Piece:
+    def made(self) -> Segment:
         loads = tuple(Load(offset, tuple(uses)) for offset, uses in self.loads)
-        return Piece(self.begins, loads, self.stage, self.split)
+        return Segment(self.begins, loads, self.stage, self.split)
 
 
 def print_kernel(kernel: MaskKernel) -> str:
@@ -36,12 +36,12 @@ def print_kernel(kernel: MaskKernel) -> str:
     lines = ["kernel 1", *(f"{name} {getattr(kernel, name)}" for name in _HEADER)]
     for group in kernel.groups:
         lines.append(f"group {_numbers(group.filters)}".rstrip())
-        for piece in group.pieces:
-            split = f" {piece.split}" if piece.split else ""
-            lines.append(f"piece {'zero' if piece.begins else 'keep'}{split}")
-            if piece.stage:
-                lines.append(f"stage {_numbers(piece.stage)}")
-            for load in piece.loads:
+        for segment in group.segments:
+            split = f" {segment.split}" if segment.split else ""
+            lines.append(f"segment {'zero' if segment.begins else 'keep'}{split}")
+            if segment.stage:
+                lines.append(f"stage {_numbers(segment.stage)}")
+            for load in segment.loads:
                 lines.append(f"load {load.offset}")
                 lines += [f"fma {total} {value}" for total, value in load.uses]
     return "\n".join([*lines, "end", ""])
@@ -67,22 +67,22 @@ def _groups(words: Sequence[list[str]], start: int) -> tuple[Group, ...]:
     groups: list[tuple[tuple[int, ...], list[_Lines]]] = []
     for at in range(start, len(words)):
         word, *rest = words[at]
-        pieces = groups[-1][1] if groups else []
-        loads = pieces[-1].loads if pieces else []
+        segments = groups[-1][1] if groups else []
+        loads = segments[-1].loads if segments else []
         if word == "group":
             groups.append((_integers(words, at), []))
-        elif word == "piece" and groups and _PIECE.fullmatch(" ".join(rest)):
-            pieces.append(_Lines(rest[0] == "zero", int(rest[1]) if len(rest) == 2 else 0))
-        elif word == "stage" and pieces and rest and not loads and not pieces[-1].stage:
-            pieces[-1].stage = _integers(words, at)
-        elif word == "load" and pieces and len(rest) == 1:
+        elif word == "segment" and groups and _SEGMENT.fullmatch(" ".join(rest)):
+            segments.append(_Lines(rest[0] == "zero", int(rest[1]) if len(rest) == 2 else 0))
+        elif word == "stage" and segments and rest and not loads and not segments[-1].stage:
+            segments[-1].stage = _integers(words, at)
+        elif word == "load" and segments and len(rest) == 1:
             loads.append((_integers(words, at)[0], []))
         elif word == "fma" and loads and len(rest) == 2:
             total, value = _integers(words, at)
             loads[-1][1].append((total, value))
         else:
-            raise _wrong(at, words, "group, piece, stage, load or fma, each inside what it belongs to")
-    return tuple(Group(filters, tuple(piece.made() for piece in pieces)) for filters, pieces in groups)
+            raise _wrong(at, words, "group, segment, stage, load or fma, each inside what it belongs to")
+    return tuple(Group(filters, tuple(segment.made() for segment in segments)) for filters, segments in groups)
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Load, MaskKernel, Piece
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Load, MaskKernel, Segment
 from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout
 from convoy.problem import WeightMask
 
@@ -24,10 +24,10 @@ class Cut:
 
     Attributes:
         filters: filters whose sums are in registers together, at most.
-        channels: input channels of a piece, at most: their part of a tile stays in the L1 cache.
-        code_bytes: a piece's code, approximately, at most: it stays in the instruction cache.
-        staged: whether a piece's planes are copied to shared memory first.
-        splits: splits among which each piece's code is divided, at most.
+        channels: input channels of a segment, at most: their part of a tile stays in the L1 cache.
+        code_bytes: a segment's code, approximately, at most: it stays in the instruction cache.
+        staged: whether a segment's planes are copied to shared memory first.
+        splits: splits among which each segment's code is divided, at most.
     """
 
     filters: int
@@ -71,15 +71,15 @@ def walk(mask: NDArray[np.bool_], layout: PlaneLayout, lanes: int, cut: Cut) -> 
     done = 0
     for filters in partition(mask, cut.filters):
         entries = _entries(mask, layout, filters)
-        pieces: list[Piece] = []
+        segments: list[Segment] = []
         begun: set[int] = set()
-        for whole, stage in _pieces(entries, layout, cut):
+        for whole, stage in _segments(entries, layout, cut):
             for split, loads in _deal(whole, layout.pitch, cut.splits):
-                pieces.append(_piece(loads, stage, layout, done, split, begins=split not in begun))
+                segments.append(_segment(loads, stage, layout, done, split, begins=split not in begun))
                 begun.add(split)
                 order += [entry[:, _PLACE] for entry in loads]
                 done += sum(map(len, loads))
-        groups.append(Group(tuple(filters), tuple(pieces) or (Piece(True, ()),)))
+        groups.append(Group(tuple(filters), tuple(segments) or (Segment(True, ()),)))
     places = np.concatenate(order) if order else np.zeros(0, np.int64)
     kernel = MaskKernel(
         lanes=lanes,
@@ -134,25 +134,25 @@ def _entries(mask: NDArray[np.bool_], layout: PlaneLayout, filters: Sequence[int
     return entries[np.lexsort((total, offset, plane))]
 
 
-def _pieces(
+def _segments(
     entries: NDArray[np.int64], layout: PlaneLayout, cut: Cut
 ) -> Iterator[tuple[list[NDArray[np.int64]], tuple[int, ...]]]:
-    """Cut a group's entries between channels: for each piece the entries of each load, and the planes to be staged."""
+    """Cut a group's entries between channels: for each segment the entries of each load, and the planes to be staged."""
     phases = len(layout.phases)
     loads = _runs(entries, entries[:, _PLANE] * layout.plane + entries[:, _OFFSET])
-    piece: list[NDArray[np.int64]] = []
+    segment: list[NDArray[np.int64]] = []
     channels: set[int] = set()
     size = 0
     for channel in _together(loads, phases):
         more = sum(LOAD_BYTES + USE_BYTES * len(load) for load in channel)
-        if piece and (len(channels) == cut.channels or size + more > cut.code_bytes):
-            yield piece, _stage(piece, cut)
-            piece, channels, size = [], set[int](), 0
-        piece += channel
+        if segment and (len(channels) == cut.channels or size + more > cut.code_bytes):
+            yield segment, _stage(segment, cut)
+            segment, channels, size = [], set[int](), 0
+        segment += channel
         channels.add(int(channel[0][0, _PLANE]) // phases)
         size += more
-    if piece:
-        yield piece, _stage(piece, cut)
+    if segment:
+        yield segment, _stage(segment, cut)
 
 
 def _runs(entries: NDArray[np.int64], keys: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -173,7 +173,7 @@ def _together(loads: Sequence[NDArray[np.int64]], phases: int) -> Iterator[list[
 
 
 def _deal(loads: Sequence[NDArray[np.int64]], pitch: int, splits: int) -> Iterator[tuple[int, list[NDArray[np.int64]]]]:
-    """Divide a piece's loads among splits, in order and by their uses; loads of one row of a filter stay together.
+    """Divide a segment's loads among splits, in order and by their uses; loads of one row of a filter stay together.
 
     Neighbouring taps of a row read nearly the same floats.
     """
@@ -193,7 +193,7 @@ def _deal(loads: Sequence[NDArray[np.int64]], pitch: int, splits: int) -> Iterat
 
 
 def _stage(loads: Sequence[NDArray[np.int64]], cut: Cut) -> tuple[int, ...]:
-    """Planes of a piece: those it reads, and those between if few are missing: a run of planes takes less code."""
+    """Planes of a segment: those it reads, and those between if few are missing: a run of planes takes less code."""
     if not cut.staged:
         return ()
     planes = tuple(dict.fromkeys(int(load[0, _PLANE]) for load in loads))
@@ -201,7 +201,7 @@ def _stage(loads: Sequence[NDArray[np.int64]], cut: Cut) -> tuple[int, ...]:
     return tuple(between) if len(between) <= 1.25 * len(planes) else planes
 
 
-def _piece(
+def _segment(
     loads: Sequence[NDArray[np.int64]],
     stage: tuple[int, ...],
     layout: PlaneLayout,
@@ -209,8 +209,8 @@ def _piece(
     split: int,
     *,
     begins: bool,
-) -> Piece:
-    """The IR of one piece, whose first value is `done`."""
+) -> Segment:
+    """The IR of one segment, whose first value is `done`."""
     base = {plane: index * layout.span for index, plane in enumerate(stage)}
     pitch = layout.plane
     sizes = [len(load) for load in loads]
@@ -224,4 +224,4 @@ def _piece(
         uses = tuple(zip(sums[at : at + size], range(done + at, done + at + size), strict=True))
         code.append(Load(start + offset, uses))
         at += size
-    return Piece(begins, tuple(code), stage, split)
+    return Segment(begins, tuple(code), stage, split)

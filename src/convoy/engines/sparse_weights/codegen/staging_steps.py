@@ -1,4 +1,4 @@
-"""The pieces of a kernel as steps: the planes and packed values that a block copies to shared memory at once. No torch here."""
+"""The segments of a kernel as steps: the planes and packed values that a block copies to shared memory at once. No torch here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from convoy.engines.sparse_weights.codegen.kernel_ir import MaskKernel, Piece
+from convoy.engines.sparse_weights.codegen.kernel_ir import MaskKernel, Segment
 
 WORD: Final = 4
 """Values of one load from shared memory."""
@@ -14,16 +14,16 @@ WORD: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class StagingStep:
-    """Pieces of a group that share a stage, at most one of each split.
+    """Segments of a group that share a stage, at most one of each split.
 
     Attributes:
-        pieces: in the order of their splits.
+        segments: in the order of their splits.
         first: the first of their values.
         after: the value after the last.
         packed: index of the first among the packed values: a multiple of `WORD`.
     """
 
-    pieces: tuple[Piece, ...]
+    segments: tuple[Segment, ...]
     first: int
     after: int
     packed: int
@@ -31,7 +31,7 @@ class StagingStep:
     @property
     def stage(self) -> tuple[int, ...]:
         """Planes to copy."""
-        return self.pieces[0].stage
+        return self.segments[0].stage
 
     @property
     def floats(self) -> int:
@@ -40,26 +40,26 @@ class StagingStep:
 
 
 def steps(kernel: MaskKernel) -> list[list[StagingStep]]:
-    """By group, its pieces as steps; pieces without code are left out."""
+    """By group, its segments as steps; segments without code are left out."""
     found: list[list[StagingStep]] = []
     first = packed = 0
     for group in kernel.groups:
         found.append([])
-        for pieces in _together([piece for piece in group.pieces if piece.loads]):
-            after = first + sum(piece.uses for piece in pieces)
-            found[-1].append(StagingStep(tuple(pieces), first, after, packed))
+        for segments in _together([segment for segment in group.segments if segment.loads]):
+            after = first + sum(segment.uses for segment in segments)
+            found[-1].append(StagingStep(tuple(segments), first, after, packed))
             packed += found[-1][-1].floats
             first = after
     return found
 
 
-def _together(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    step: list[Piece] = []
-    for piece in pieces:
-        if step and (piece.split <= step[-1].split or piece.stage != step[-1].stage):
+def _together(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+    step: list[Segment] = []
+    for segment in segments:
+        if step and (segment.split <= step[-1].split or segment.stage != step[-1].stage):
             yield step
             step = []
-        step.append(piece)
+        step.append(segment)
     if step:
         yield step
 

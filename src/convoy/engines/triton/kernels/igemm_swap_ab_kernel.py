@@ -1,4 +1,4 @@
-"""Convolution with swapped operands: out^T[channels, pixels] = W · X^T, both operands brought by TMA straight into wgmma."""
+"""Convolution by swap-AB: out^T[channels, pixels] = W · X^T, both operands loaded by TMA into the shared memory of wgmma."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_weights_that_change_from_step_to_step_are_arguments():
     assert region.constants == ()
     merge = merge_of(region.problems[0].text)
     assert isinstance(merge, Merge)
-    assert merge.fresh
+    assert merge.dynamic
     assert [part.k for part in merge.parts] == [8, 16]
 
 

@@ -39,14 +39,14 @@ class Merge:
         results: for each part, the index of its result in the subgraph.
         biased: whether they have biases.
         activation: their activation.
-        fresh: whether weights and biases are inputs after x, as in training, and not constants.
+        dynamic: whether weights and biases are inputs after x, as in training, and not constants.
     """
 
     parts: tuple[ConvProblem, ...]
     results: tuple[int, ...]
     biased: bool
     activation: str
-    fresh: bool = False
+    dynamic: bool = False
 
     @property
     def dtype(self) -> str:
@@ -75,11 +75,11 @@ def merge_of(text: str) -> Merge | str:
         return str(error)
     if len(graph.nodes) != sum(1 + bool(word) for _, word in ends) or len({word for _, word in ends}) > 1:
         return "needs convolutions with the same activation and no other operator"
-    x, *fresh = graph.inputs
-    names = [*(value.name for value in graph.constants()), *fresh]
+    x, *dynamic = graph.inputs
+    names = [*(value.name for value in graph.constants()), *dynamic]
     expected = [name for node in layers for name in list(node.refs())[1:]]
     biased = {node.args[2] is not None for node in layers}
-    known = names == expected and (not fresh or len(fresh) == len(expected))
+    known = names == expected and (not dynamic or len(dynamic) == len(expected))
     if not known or len(biased) > 1 or {next(node.refs()) for node in layers} != {x}:
         return "needs convolutions of one input with separate weights, and a bias in all or none"
     if sorted(graph.outputs) != sorted(name for name, _ in ends):
@@ -89,7 +89,7 @@ def merge_of(text: str) -> Merge | str:
         if not plain or part.x_dtype not in ("fp16", "bf16") or part.c % 8 or part.k % 8:
             return "needs 1x1 filters of stride 1 in fp16 or bf16, c and k multiples of 8"
     places = tuple(graph.outputs.index(name) for name, _ in ends)
-    return Merge(tuple(parts), places, biased == {True}, ends[0][1] or "none", bool(fresh))
+    return Merge(tuple(parts), places, biased == {True}, ends[0][1] or "none", bool(dynamic))
 
 
 def _end(graph: Graph, layer: Node) -> tuple[str, str]:
@@ -148,7 +148,7 @@ class MergedExecutable(Executable):
         if not view.pixels:
             return
         x = dense_nhwc("x", buffers.args[0])
-        packed = self.pack(buffers.args[1:]) if self.merge.fresh else buffers.constants
+        packed = self.pack(buffers.args[1:]) if self.merge.dynamic else buffers.constants
         weight, bias = packed[0], packed[1] if self.merge.biased else None
         places: list[Any] = [None] * MAX_MERGED
         for index, (part, result) in enumerate(zip(self.merge.parts, self.merge.results, strict=True)):

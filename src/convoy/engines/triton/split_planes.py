@@ -84,7 +84,7 @@ class PlaneSplit:
         self.told: dict[int, TritonKernel] = {}
 
     def split(
-        self, x: torch.Tensor, marks: torch.Tensor | None, weight: torch.Tensor, room: torch.Tensor
+        self, x: torch.Tensor, marks: torch.Tensor | None, weight: torch.Tensor, into: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Both planes of x, and 1 / s as a tensor of one value.
 
@@ -92,11 +92,11 @@ class PlaneSplit:
             x: fp32.
             marks: marks of x, if the previous layer wrote them (`accept_marks`).
             weight: the next launch's weight, which is prefetched into L2 meanwhile.
-            room: scratch of `plane_bytes` bytes, which holds the results.
+            into: scratch of `plane_bytes` bytes, which holds the results.
         """
-        maxima = as_floats(room, MAXIMA)
-        inverse = room[_HEADER_BYTES // 2 :][:4].view(torch.float32)
-        planes = room[_HEADER_BYTES:][: 4 * self.elements].view(torch.float16)
+        maxima = as_floats(into, MAXIMA)
+        inverse = into[_HEADER_BYTES // 2 :][:4].view(torch.float32)
+        planes = into[_HEADER_BYTES:][: 4 * self.elements].view(torch.float16)
         ahead = min(weight.numel() * weight.element_size(), AHEAD_BYTES)
         grid, asked = (-(-self.elements // self.block), 1, 1), None if interpreting() else weight
         if marks is not None:

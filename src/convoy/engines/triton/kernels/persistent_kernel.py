@@ -57,7 +57,7 @@ def persistent_conv(
 
     Tiles that run at one time share their pixels: those come from memory once, the weights from L2. With SWAPPED the weight is
     the tensor core's first operand, as in `swapped_conv`; without, pixels are (plain rows of pixels only: a box's tile would
-    take a detour through registers). The epilogue stores the channels in PARTS pieces, so that its tile of shared memory is
+    take a detour through registers). The epilogue stores the channels in PARTS parts, so that its tile of shared memory is
     that much smaller. w is the packed weight of `swapped_conv`.
     """
     PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W

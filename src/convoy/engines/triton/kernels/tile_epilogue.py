@@ -48,7 +48,7 @@ def reduce_splits(
     """y[pixel, channel] = activation(sum over splits of partial[split, pixel, channel] + bias + residual).
 
     partial is fp32 and dense; the splits are added in ascending order, so equal inputs give equal bits. With WAIT the
-    kernel may be launched before its forerunner has ended (programmatic dependent launch) and waits here. With PITCHED, y's
+    kernel may be launched before the previous kernel has ended (programmatic dependent launch) and waits here. With PITCHED, y's
     pixels lie `pitch` elements apart: it is a slice of the channels of a larger tensor.
     """
     follow(WAIT, False)

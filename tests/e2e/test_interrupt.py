@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: exit code 130, and one line that says what is kept; what was measured is kept and used."""
+"""Ctrl-C at any moment: exit code 130, and one line that says what is kept; the measurements are kept and used."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert out == ""
-    assert err == "convoy: interrupted; what was measured is kept in the database\n"
+    assert err == "convoy: interrupted; the measurements are kept in the database\n"
     assert (tmp_path / "p.json").read_text(encoding="utf-8") == "mine"
     with Database.open(tmp_path / "perf.db", shipped=False) as database:
         kept = database.rows()

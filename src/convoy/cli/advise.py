@@ -35,7 +35,7 @@ def run(
     *,
     trust: bool,
 ) -> Advice:
-    """Measure what pruning would bring; patterns are those that are tried by default, or the one asked for."""
+    """Measure the speed-up of pruning, for the patterns tried by default or for the given one."""
     from convoy.prune import PATTERNS, advise, parse_pattern
 
     patterns = PATTERNS if pattern is None else (str(parse_pattern(pattern)),)
@@ -82,7 +82,7 @@ def show(advice: Advice, as_json: bool) -> None:
         rows = [_row(layer, found) for layer in advice.layers for found in layer.patterns]
         print_table(heads, rows, numbers=(1, 3, 4, 5))
         say(f"{advice.model} on {advice.target['name']}: sparsities from which a layer would be faster than its best")
-        say("dense engine, with what follows it in the same kernel; changes of memory format are not counted")
+        say("dense engine, including the operators fused with it; changes of memory format are not counted")
     for note in advice.notes:
         say(f"note: {note}")
 

@@ -70,13 +70,13 @@ def _root(
 
 
 def run() -> int:
-    """Run the command that `sys.argv` names; its exit code. What went wrong is said on standard error."""
-    warnings.filterwarnings("ignore", category=FutureWarning)  # what libraries deprecate is for programmers
+    """Run the command that `sys.argv` names and return its exit code. Errors are written to standard error."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # deprecations of libraries concern programmers
     try:
         app()
     except ConvoyError as error:
         if not interrupt.was_interrupted():
-            # What a user can mend is one line, whatever a library's own words in it look like; a compiler's log stays whole.
+            # An error that a user can fix is one line, whatever a library's message looks like; a compiler's log stays whole.
             say(f"convoy: {' '.join(str(error).split()) if error.exit_code == 2 else error}", err=True)
         return error.exit_code
     except SystemExit as end:  # typer turns a KeyboardInterrupt into the code of one, and says nothing

@@ -1,4 +1,4 @@
-"""convoy compare: the same net in every framework, or what each option of PyTorch is worth."""
+"""convoy compare: one net in every framework, or the effect of each option of PyTorch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def compare(
 
 
 def worked(run: Run, batches: Sequence[int], frameworks: Sequence[str]) -> bool:
-    """Whether the run has a figure of what was asked for; without frameworks, of options."""
+    """Whether the run has a figure for a requested batch size and framework; without frameworks, for an option."""
     asked = {word.partition("=")[0] for word in frameworks}
     return any(row.ok and row.batch in batches and (not asked or row.provider in asked) for row in run.rows)
 
@@ -130,7 +130,7 @@ def _check_dtype(dtype: str, kind: str) -> None:
 
 
 def requested(kind: str, cases: list[Any], rounds: int) -> dict[str, Any]:
-    """What a run file is of. Batch sizes, trust and the database's place are no part: a run goes on with others."""
+    """The request of a run file. A run continues with other batch sizes, trust or database, so those are left out."""
     about = {name: value for name, value in cases[0].to_dict().items() if name not in ("batch", "db", "trust")}
     return {"command": kind, **about, "rounds": rounds}
 

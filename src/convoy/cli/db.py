@@ -46,7 +46,7 @@ def _open(db: Path | None, *, create: bool) -> Database:
 
 @app.command()
 def info(db: options.Db = None, as_json: Json = False) -> None:
-    """Say where the database lies and what is in it."""
+    """Print the database's path and its contents."""
     from convoy.report import print_table
 
     with _open(db, create=False) as database:
@@ -99,7 +99,7 @@ def _cells(row: Measurement) -> tuple[str, ...]:
 
 
 def _shown(text: str) -> str:
-    """One line: what a compiler wrote has several, and may hold the terminal's control sequences."""
+    """One line, control characters escaped: compilers' messages have several lines and may hold control sequences."""
     return escape_controls(text.replace("\n", " ").replace("\t", " "))
 
 

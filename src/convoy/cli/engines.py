@@ -1,4 +1,4 @@
-"""convoy engines: who there is, who can do a problem, and who cannot and why."""
+"""convoy engines: list the engines, or which of them support a problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def engines(
     ] = None,
     device: options.Device = None,
 ) -> None:
-    """List the engines; with a problem, who can do it on this machine, and who cannot and why."""
+    """List the engines; with a problem, which of them support it on this machine, and why the others do not."""
     from convoy.engines.manifest import engine_ids, load_engine
     from convoy.measurement import detect_target
     from convoy.problem import parse_problem

@@ -31,13 +31,13 @@ EXIT_CODE: Final = 130
 PATIENCE_S: Final = 10.0
 """How long a raised KeyboardInterrupt may take to end the command."""
 
-MEASURED: Final = "what was measured is kept in the database"
+MEASURED: Final = "the measurements are kept in the database"
 
 _RAISES_IN: Final = "convoy.measurement."
 
 
 class _State:
-    """What the handler knows; one for each call of `main`."""
+    """State of the handler; one for each call of `main`."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -51,12 +51,12 @@ _state = _State()
 
 
 def install() -> Callable[[], None]:
-    """Handle SIGINT from here on, unless whoever started the process has it ignored (`nohup`, `&`).
+    """Handle SIGINT from here on, unless the process was started with it ignored (`nohup`, `&`).
 
     Returns:
-        What puts the handler back that was there.
+        A function that restores the previous handler.
     """
-    global _state  # noqa: PLW0603 - a signal's handler is the process's, and so is what it knows
+    global _state  # noqa: PLW0603 - a signal handler belongs to the process, and so does its state
     _state = _State()
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         return lambda: None
@@ -78,7 +78,7 @@ def ignore() -> None:
 
 
 def was_interrupted() -> bool:
-    """Whether Ctrl-C was pressed: what a command raised since is its consequence."""
+    """Whether Ctrl-C was pressed: later exceptions of the command are caused by it."""
     return _state.interrupted
 
 
@@ -88,10 +88,10 @@ def unwinds() -> None:
 
 
 def keeps(words: Callable[[], str]) -> None:
-    """Say how to tell what is kept when this command is interrupted.
+    """Set the function that says which results are kept when this command is interrupted.
 
     Args:
-        words: called by the handler; gives a phrase such as "what was measured is kept in the database".
+        words: called by the handler; gives a phrase such as "the measurements are kept in the database".
     """
     _state.kept = words
 
@@ -134,7 +134,7 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _module_of(frame: FrameType | None) -> str:
-    """Whose code was interrupted; where it waits for a thread, who waits."""
+    """The module whose code was interrupted; where it waits for a thread, the module that waits."""
     while frame is not None and frame.f_globals.get("__name__") in ("threading", "queue"):
         frame = frame.f_back
     return str(frame.f_globals.get("__name__", "")) if frame is not None else ""

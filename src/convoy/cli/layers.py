@@ -1,4 +1,4 @@
-"""convoy layers: what a model computes."""
+"""convoy layers: list the layers of a model."""
 
 from __future__ import annotations
 

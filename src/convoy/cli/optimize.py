@@ -1,4 +1,4 @@
-"""convoy optimize: tune a model on this machine, and say what was chosen and why."""
+"""convoy optimize: tune a model on this machine, and report the choice and its reasons."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _tune(
 
 
 def _with_weights(summary: Summary, weights: str | None) -> Summary:
-    """With what is known of the weights, such as how they were pruned."""
+    """Add a note about the weights, such as how they were pruned."""
     from convoy.prune import describe_weights
 
     said = describe_weights(weights)
@@ -97,7 +97,7 @@ def _with_weights(summary: Summary, weights: str | None) -> Summary:
 
 
 def _write(plan: Plan, summary: Summary, files: Mapping[str, Path]) -> None:
-    """Write what was asked for: plan, report, json, timeline."""
+    """Write the requested files: plan, report, json, timeline."""
     from convoy.plan import save
     from convoy.plan.file import write_text
     from convoy.report import write_html, write_json

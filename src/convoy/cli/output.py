@@ -8,7 +8,7 @@ from convoy.untrusted import escape_controls
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a text, its control characters and what is no Unicode as escapes.
+    """Print a text; control characters and bytes that are no Unicode are printed as escapes.
 
     Args:
         text: one line or several.

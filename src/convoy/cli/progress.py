@@ -27,7 +27,7 @@ class Bar:
         self._drawn = ExitStack()
 
     def __call__(self, message: str, done: int, total: int) -> None:
-        """Show what is being done."""
+        """Show the current activity."""
         self._progress.update(self._task, description=message, completed=done, total=total or None)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""convoy prune: make a model's weights sparse, fine-tune it, say what it cost."""
+"""convoy prune: make a model's weights sparse, fine-tune it, and report the accuracy."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def datasets(
     images: int | None,
     size: str | None,
 ) -> tuple[Dataset | None, Dataset | None]:
-    """What to train on and what to take the accuracy on; the model is run once to count its classes."""
+    """The data to train on, and the data to measure the accuracy on; the model runs once to count its classes."""
     if finetune_on is None and evaluate_on is None:
         return None, None
     from dataclasses import replace
@@ -177,7 +177,7 @@ def save(module: nn.Module, output: Path | None, summary: PruneSummary) -> None:
 
 
 def show(summary: PruneSummary, output: Path | None, as_json: bool) -> None:
-    """The layers, what was asked for and what it cost; or all of it as JSON."""
+    """Print the layers, the request and the accuracy; or all of it as JSON."""
     import json
 
     if as_json:

@@ -82,7 +82,7 @@ def _available(device: str) -> int:
 
 
 def _counts(text: str | None, device: str) -> tuple[int, ...]:
-    """The numbers asked for; by default powers of two up to what there is."""
+    """The requested numbers; by default powers of two up to the number available."""
     if text is None:
         most = _available(device) if device == "cuda" else 2
         return tuple(1 << power for power in range(most.bit_length()) if 1 << power <= most)
@@ -113,7 +113,7 @@ def _start(request: ScaleRequest, output: Path | None, notes: Sequence[str], *, 
 
 
 def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path | None, notes: RunWarnings) -> None:
-    """Job by job; what was measured stands in the file when a later one fails or is interrupted."""
+    """Run job by job; finished rows are in the file when a later job fails or is interrupted."""
     from dataclasses import replace
 
     from convoy.cli.progress import Bar

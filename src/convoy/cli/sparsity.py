@@ -1,4 +1,4 @@
-"""convoy sparsity: what zeros there are in a net's feature maps."""
+"""convoy sparsity: the shares of zeros in a net's feature maps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sparsity(
 
 
 def _notes(has_images: bool, weights: str | None) -> tuple[str, ...]:
-    """What makes the figures less than those of the user's own net on the user's own data."""
+    """Reasons why the figures may differ from those of the user's trained net on real data."""
     notes = ()
     if not has_images:
         notes += ("no images were given: random numbers give other zeros than real images do",)

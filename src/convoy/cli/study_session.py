@@ -1,4 +1,4 @@
-"""A study on its way: it measures while there is time, keeps what it found after each curve, and prints it at the end."""
+"""A running study: it measures while time is left, writes the run file after each curve, and prints the results at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _OutOfTimeError(Exception):
 
 
 class StudySession:
-    """A study on its way: what was found so far stands in the file after each curve, when interrupted too."""
+    """A running study: the run file holds all finished curves, also after an interrupt."""
 
     def __init__(
         self,
@@ -86,13 +86,13 @@ class StudySession:
             self._take(rows)
 
     def _watch(self, message: str, done: int, total: int) -> None:
-        """Show how far it is; what was measured stays in the database when the time is up."""
+        """Show the progress; when the time is up, the measurements stay in the database."""
         self._bar(message, done, total)
         if done < total and time.monotonic() > self._deadline:
             raise _OutOfTimeError(message)
 
     def _late(self, what: str) -> bool:
-        """Whether the time is up; what is not done for that is remembered."""
+        """Whether the time is up; work that is left out for that reason is remembered."""
         late = time.monotonic() > self._deadline
         if late:
             self.left.append(what)
@@ -130,7 +130,7 @@ class StudySession:
         self._keep()
 
     def note(self, notes: Sequence[str]) -> None:
-        """Take what makes the figures doubtful into the file."""
+        """Write warnings about the figures into the file."""
         from convoy.compare.runs.device_lock import noted
 
         self.run = noted(self.run, notes)
@@ -143,7 +143,7 @@ class StudySession:
         write(self.run, self.output)
 
     def tell(self, points: dict[str, list[SweepPoint]], *, criteria: bool) -> None:
-        """Print what was found; learn criteria and keep them beside the database."""
+        """Print the results; learn criteria and write them next to the database."""
         from convoy.compare.study.study_lines import (
             STRATEGY_HEADS,
             STRATEGY_NUMBERS,

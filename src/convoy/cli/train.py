@@ -76,12 +76,12 @@ def train(
 
     with _interruptible(checkpoint, resume=resume), processes(options.pick_device(device)) as place:
         source = Source(model, weights, data, wanted, images, trust)
-        run(source, recipe, settings, save_plan, *place)  # what it holds is gone before the processes part
+        run(source, recipe, settings, save_plan, *place)  # its tensors are freed before the process group is destroyed
 
 
 @contextmanager
 def _interruptible(checkpoint: Path | None, *, resume: bool) -> Iterator[None]:
-    """Ctrl-C removes the checkpoint that is being written, and tells what the last one holds."""
+    """Ctrl-C removes the unfinished checkpoint and reports the position of the last one."""
     if checkpoint is None:
         interrupt.keeps(lambda: f"nothing of this training is kept (see --checkpoint); {interrupt.MEASURED}")
         yield
@@ -119,7 +119,7 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """What is trained and on what, in the command's words."""
+    """The model and the data, as the command names them."""
 
     model: str
     weights: str | None
@@ -141,7 +141,7 @@ def run(
     """Train in one of so many processes, on its own device; the first tells of it.
 
     Args:
-        source: what is trained, on what.
+        source: model and data.
         recipe: how.
         settings: of the captured step.
         save_plan: where to write its plan.
@@ -171,14 +171,14 @@ def run(
 
 
 def line(epoch: EpochResult) -> str:
-    """What one epoch gave, in a line."""
+    """The results of one epoch, in a line."""
     right = "" if epoch.accuracy is None else f"  accuracy {epoch.accuracy:.2%}"
     rate = f"  {epoch.images_per_s:.0f} images/s" if epoch.images_per_s else ""
     return f"epoch {epoch.number}: loss {epoch.loss:.4f}{right}{rate}"
 
 
 def needs_of(module: nn.Module, name: str, size: ImageSize | None, device: str) -> dict[str, Any]:
-    """What a data set is read for: the model's own preprocessing, of the size asked for, and its classes."""
+    """Arguments for reading a data set: the model's preprocessing, with the requested size, and its number of classes."""
     from convoy.zoo import preprocessing
 
     wanted = preprocessing(name)
@@ -224,7 +224,7 @@ def processes(device: str) -> Iterator[tuple[str, int, int]]:
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     try:
         yield device, dist.get_rank(), dist.get_world_size()
-        # Nobody leaves while others read; who leaves first may reset the connection of who still waits here, which loses nothing.
+        # All processes leave together. One that leaves first may reset the connection of one that waits: nothing is lost.
         with suppress(RuntimeError):
             dist.barrier()
     finally:

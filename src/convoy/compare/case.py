@@ -16,7 +16,7 @@ throws the net so far that rounding decides where it lands: at 0.01 the losses o
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is run.
+    """One net in one setting.
 
     Attributes:
         model: as `convoy.zoo.load_model` takes it.
@@ -28,7 +28,7 @@ class Case:
         device: `cpu` or `cuda`.
         threads: threads of a CPU that each framework may use.
         effort: how much Convoy may tune (`none`, `quick`, `full`).
-        tune_s: seconds after which Convoy stops to measure and predicts what is left; 0: it measures everything.
+        tune_s: seconds after which Convoy stops measuring and predicts the rest; 0: no limit.
         db: Convoy's performance database; empty: the user's.
         trust: the model's file may run code.
     """
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def axes(self) -> dict[str, int | float | str]:
-        """What rows of this case have under `axes`: the size of the images, where it is not the model's own."""
+        """Axes of this case's rows: the size of the images, where it is not the model's own."""
         if not self.size:
             return {}
         return {"size": "x".join(map(str, self.size)) if isinstance(self.size, tuple) else self.size}

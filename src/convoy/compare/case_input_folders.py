@@ -1,4 +1,4 @@
-"""CaseInputFolders: the folder with what each case's frameworks are given, made once by a child of its own."""
+"""CaseInputFolders: a folder of inputs for the frameworks of each case, made once by a child process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CaseInputFolders:
     Args:
         root: the folder that they are made in.
         pool: threads that wait for the children.
-        children: who starts them.
+        children: starts the processes that make them.
         begun: told which case's exact results are being made.
     """
 

@@ -1,4 +1,4 @@
-"""What all frameworks of a comparison are given, made once by a child that has PyTorch: weights, input, exact results."""
+"""The inputs of all frameworks in a comparison, made once by a child process with PyTorch: weights, input, exact results."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def make(case: Case, folder: Path, turn: Turn = nullcontext) -> dict[str, Any]:
     """Write the case's material into a folder; its facts, which are also written as `facts.json`.
 
     Args:
-        case: what is run.
+        case: net and setting.
         folder: where it goes.
-        turn: what is computed on the device is computed in its context.
+        turn: context in which work runs on the device.
 
     Raises:
         InputError: no such model, weights, dtype or size.

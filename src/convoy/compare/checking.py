@@ -25,7 +25,7 @@ LOSS_ERROR: Final = {"fp32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}
 
 
 def check(case: Case, material: CaseInputs, found: Outputs) -> tuple[float, str]:
-    """Compare a framework's outputs with the exact ones: the relative error, and what is wrong (empty: nothing)."""
+    """Compare a framework's outputs with the exact ones: the relative error, and the fault in words (empty: none)."""
     exact = material.exact()
     limits = material.facts["limits"]
     try:
@@ -75,7 +75,7 @@ def loss_error(found: Outputs, exact: Outputs, name: str) -> float:
 
 
 def _too_far(what: str, error: float, limit: float) -> str:
-    return f"{what} {error:.1e} off (relative), and may be {limit:.1e}"
+    return f"{what}: relative error {error:.1e}, limit {limit:.1e}"
 
 
 def part(outputs: Outputs, prefix: str) -> Outputs:

@@ -1,4 +1,4 @@
-"""The process that one framework runs in: builds, checks, then times what it is told to. JSON lines in and out.
+"""The process of one framework: it builds and checks the net, then times it on request. JSON lines in and out.
 
 The parent says {"do": ...} and is answered; before slow work the child says {"stage": ...}, so that a hang has a name.
 """
@@ -53,7 +53,7 @@ _NO_MEMORY = (
 def main() -> None:
     """Serve until the parent ends this process, or is gone."""
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is not for the parent to read
+    os.dup2(2, 1)  # the parent must not read what libraries print
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when an interrupted run ends
 
     def say(message: dict[str, Any]) -> None:
@@ -66,14 +66,14 @@ def main() -> None:
 
 
 def _listen(lines: queue.SimpleQueue[str]) -> None:
-    """Hand on the parent's lines; when they end the parent is gone, and nobody waits for what is being done."""
+    """Forward the parent's lines. When they end, the parent is gone and the current work is abandoned."""
     for line in sys.stdin:
         lines.put(line)
     os._exit(0)
 
 
 def serve(hello: dict[str, Any], say: Say, read: Callable[[], str]) -> None:
-    """Do what the first message says, and then what the following lines ask for."""
+    """Carry out the first message, then the requests of the following lines."""
     case, folder = Case.from_dict(hello["case"]), Path(hello["folder"])
     _use_cores(case)
     stage = "import"
@@ -212,7 +212,7 @@ class FrameworkSession:
         }
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take samples, or say what else was measured."""
+        """Take samples, or return the other measurements."""
         assert self.built is not None
         if message["do"] == "sample":
             return {"samples": self.samples(int(message["rounds"]))}

@@ -43,7 +43,7 @@ class ChildProcesses:
         self._turns = threading.Lock()
         """Held by the child that has the device for itself."""
         self._lock = threading.Lock()
-        """Of what follows."""
+        """Guards the fields below."""
         self._alive: set[ChildSession] = set()
         self.ended = False
         """Whether all were ended: no new one lives."""
@@ -52,8 +52,8 @@ class ChildProcesses:
         """A child that is greeted with its case and folder.
 
         Args:
-            case: what it runs.
-            folder: what it is given.
+            case: net and setting.
+            folder: with its inputs.
             hello: the rest of its first message: its role.
             name: the framework's, where it is one.
         """

@@ -35,7 +35,7 @@ class ChildSession:
         environment: variables to set for it.
         timeout_s: most seconds between two of its messages.
         memory_limit_bytes: most resident bytes; 0: no limit.
-        turns: held by whoever has the device for itself; a child says when it wants it, and waits.
+        turns: lock on the device; a child asks for it when it times something, and waits.
         deadline: `time.monotonic()` after which nothing is waited for.
     """
 
@@ -64,7 +64,7 @@ class ChildSession:
 
     @property
     def resident_bytes(self) -> int:
-        """What it has in memory now."""
+        """Resident bytes of the process."""
         return resident_bytes(self._worker.pid)
 
     def ask(self, message: Mapping[str, Any], name: str) -> Any:

@@ -16,7 +16,7 @@ from convoy.schedule.timeline import Span
 
 
 def sections_of(run: Run) -> tuple[list[Card], list[Section]]:
-    """Who is fastest, and for each question a table, and the time by layer kind, the roofline and the timeline where known."""
+    """The fastest framework, a table for each question, and the time by layer kind, the roofline and the timeline where known."""
     cards: list[Card] = []
     sections: list[Section] = []
     for rows in questions(run.rows):

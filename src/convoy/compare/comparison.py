@@ -32,7 +32,7 @@ from convoy.measurement import detect_target
 from convoy.target import Target
 
 ALONE_ROUNDS: Final = 5
-"""Rounds of a framework by itself, as soon as it is ready: what stands in the file when the run is interrupted."""
+"""Rounds of a framework alone, as soon as it is ready: the file has these figures if the run is interrupted."""
 
 LATE_SHARE: Final = 0.8
 """A case is begun while there is time for this share of the longest one so far."""
@@ -43,7 +43,7 @@ PROTOCOL: Final = (
 )
 
 Observer = Callable[[str, int, int], None]
-"""Told what is being done, how much is done, and how much there is."""
+"""Called with the current activity, the number done, and the total."""
 
 
 def compare(
@@ -59,11 +59,11 @@ def compare(
     """Run every case in every framework; `path` is written after each row, and an interrupted run goes on from there.
 
     Args:
-        cases: what to run.
-        entries: in what.
+        cases: to run.
+        entries: frameworks.
         path: the run file.
-        request: what was asked for, for the manifest.
-        limits: what a framework may use.
+        request: the command and its options, for the manifest.
+        limits: of each framework.
         again: measure anew although rows are there.
         observer: told about progress and warnings.
 
@@ -126,7 +126,7 @@ class Comparison:
             for case in cases
             if self._ledger.missing(case, entries) or self._ledger.apart(case, entries, self._waiting.alive)
         ]
-        # What failed before may take its whole limit again: what was never tried goes first.
+        # Frameworks that were never tried go first: one that failed may take its whole time limit again.
         waiting.sort(key=lambda case: all(self._ledger.row(case, entry.id) is not None for entry in entries))
         longest = 0.0
         for index, case in enumerate(waiting):
@@ -144,8 +144,8 @@ class Comparison:
         """All frameworks with one case; those that have a row already are run again to be timed in turn with new ones.
 
         Args:
-            case: what is run.
-            entries: in what.
+            case: net and setting.
+            entries: frameworks.
             ahead: cases whose exact results are made meanwhile.
         """
         missing = {entry: entry.absence(case.device) for entry in self._ledger.missing(case, entries)}

@@ -1,4 +1,4 @@
-"""Layer kinds: what a profiler's events were about, by their names. Plain Python."""
+"""Layer kinds of a profiler's events, by their names. Plain Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 KINDS: Final = ("conv", "linear", "norm", "pool", "pointwise", "copy", "optimizer", "fused", "other")
-"""In the order in which they are shown; `fused` is what a compiler made one kernel of."""
+"""In the order in which they are shown; `fused` is for kernels that a compiler fused."""
 
 _PATTERNS: Final = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))

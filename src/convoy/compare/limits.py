@@ -1,4 +1,4 @@
-"""What a framework may use: time, memory, rounds, and how many are built side by side."""
+"""Limits of a framework: time, memory, rounds, and how many are built at the same time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CORES_A_FRAMEWORK: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a framework may use.
+    """Limits of a framework.
 
     Attributes:
         timeout_s: most seconds for each of its steps (start, one way built and checked, one round).
-        memory_bytes: most resident bytes; 0: `MEMORY_SHARE` of what is available.
+        memory_bytes: most resident bytes; 0: `MEMORY_SHARE` of the available memory.
         rounds: interleaved rounds.
         seconds: when they are over nothing new is begun; 0: there is time.
         jobs: frameworks that are built side by side; 0: one on a CPU, on a GPU as many as the cores are good for.

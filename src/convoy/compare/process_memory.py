@@ -1,4 +1,4 @@
-"""Memory of a process, as Linux counts it: what is resident now, and the most that was."""
+"""Memory of a process, as Linux counts it: resident bytes now, and their peak."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def restart_peak() -> None:
 
 
 def trim() -> None:
-    """Give what was freed back to the system (glibc's malloc_trim), so that it does not count as used."""
+    """Give freed memory back to the system (glibc's malloc_trim), so that it does not count as used."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 

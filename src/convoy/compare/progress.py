@@ -1,4 +1,4 @@
-"""RunProgress: the rows of a comparison that is being made, in its file after each one, and what they leave to be done."""
+"""RunProgress: the finished rows of a comparison, written to its file one by one, and the work that is left."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunProgress:
                 write(self.run, self.path)
 
     def close(self) -> None:
-        """Keep nothing from now on: what is ended together with the run has not failed."""
+        """Record nothing from now on: children that are ended with the run have not failed."""
         with self._lock:
             self._closed = True
 

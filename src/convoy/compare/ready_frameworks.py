@@ -20,11 +20,11 @@ their figures stay those that they got alone. A GPU's next framework that finds 
 
 
 class ReadyFrameworks:
-    """The children that wait for their turn, by framework.
+    """Child processes that are built and wait to be timed, by framework.
 
     Args:
         limits: the memory that there is.
-        children: who ends them.
+        children: ends the processes.
         ledger: where their rows are.
     """
 
@@ -48,7 +48,7 @@ class ReadyFrameworks:
         return bool(words) and float(words[0]) > share * float(words[1])
 
     def release(self, short: Case | None = None) -> None:
-        """End those that wait; where memory is short for a case, what they got alone is what there is of it."""
+        """End the processes that wait. Where memory is short for a case, the figures that they got alone are final."""
         with self._lock:
             ended, self.alive = self.alive, {}
             for name, child in ended.items():

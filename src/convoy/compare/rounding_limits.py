@@ -1,4 +1,4 @@
-"""What a computation must be allowed for its rounding: how far a net's numbers move when its weights and input are rounded once.
+"""Error that rounding justifies: how far a net's results move when its weights and input are rounded once.
 
 Nets differ in that by orders of magnitude: behind fifty batch norms over random weights, one rounding to bf16 turns a good
 part of the gradient, and one to fp32 moves DenseNet-121's by 0.8 % (batch 4, 64 pixels). An option that computes in a half type
@@ -36,7 +36,7 @@ def half_limits(case: Case, material: CaseInputs, dtype: str) -> dict[str, float
     """Largest relative errors of a setting that computes in `dtype`: `out` of inference, `grad` and `loss` of training.
 
     Args:
-        case: what is run.
+        case: net and setting.
         material: its weights and input, and the exact results.
         dtype: `bf16` or `fp16`.
     """

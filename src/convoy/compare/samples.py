@@ -1,4 +1,4 @@
-"""What samples of a framework come to: its row, with latency, throughput and whether they scattered too much."""
+"""From the samples of a framework to its row: latency, throughput, and whether the samples are noisy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ready_row(
         Figure.once("startup_s", "s", startup_s),
         Figure.once("compile_s", "s", ready["compile_s"]),
     ]
-    if finished["peak_memory_bytes"] is not None:  # a framework that does not tell what it holds on a GPU
+    if finished["peak_memory_bytes"] is not None:  # a framework that does not report its GPU memory
         figures.append(Figure.once("peak_memory_bytes", "B", finished["peak_memory_bytes"]))
     if finished.get("energy_j"):
         figures.append(Figure.once("energy_j", "J", finished["energy_j"]))

@@ -12,11 +12,11 @@ from convoy.capture.export import evaluation_mode
 from convoy.errors import InputError
 
 Progress = Callable[[str, int, int], None]
-"""Told what happens: message, how much is done, how much there is."""
+"""Called with a message, the number done, and the total."""
 
 
 class LabelledImages(Protocol):
-    """What accuracy wants of a data set: `convoy.zoo.Dataset` has it."""
+    """The part of a data set that `accuracy` needs; `convoy.zoo.Dataset` provides it."""
 
     def __len__(self) -> int: ...
 

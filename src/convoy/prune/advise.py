@@ -48,7 +48,7 @@ class SparsityPoint:
 
 @dataclass(frozen=True, slots=True)
 class PatternAdvice:
-    """What one pattern would bring a layer.
+    """Predicted effect of one pattern on a layer.
 
     Attributes:
         pattern: as `parse_pattern` reads it.
@@ -74,7 +74,7 @@ class LayerAdvice:
 
     Attributes:
         names: of the layers; the masks were made from the first one's weights.
-        problem: key of the dense problem, what follows in the same kernel included.
+        problem: key of the dense problem, including the operators fused with it.
         dense_us: the fastest dense engine.
         dense_engine: its id.
         patterns: in the order asked for.
@@ -89,7 +89,7 @@ class LayerAdvice:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What `convoy prune --advise` found out; `to_dict` is the schema of its `--json`."""
+    """Result of `convoy prune --advise`; `to_dict` is the schema of its `--json`."""
 
     model: str
     target: dict[str, Any]
@@ -119,7 +119,7 @@ class _Trial:
 
 
 class _Progress:
-    """Tells an observer what the search does."""
+    """Reports the progress of the search to an observer."""
 
     def __init__(self, observer: Any) -> None:
         self._observer = observer
@@ -141,7 +141,7 @@ def advise(
     patterns: Sequence[str] = PATTERNS,
     observer: Any = None,
 ) -> Advice:
-    """Measure what pruning would bring each convolution of a net.
+    """Measure the speed-up that pruning would give each convolution of a net.
 
     For each distinct convolution, with what follows it in the same kernel, the fastest dense engine is found as `optimize`
     finds it; then, for each pattern and each sparsity of a grid, a mask is made of the layer's weights by magnitude, and
@@ -152,9 +152,9 @@ def advise(
         name: the model's.
         captured: the net.
         target: the device.
-        settings: effort (quick or full), numerics, and what `search` takes from it.
+        settings: effort (quick or full), numerics, and the other settings that `search` reads.
         database: where rows come from and go to.
-        runner: who measures.
+        runner: measures candidates.
         engine_ids: engines that compete.
         patterns: to be tried.
         observer: told (message, done, total).
@@ -193,7 +193,7 @@ def break_even(points: Sequence[tuple[float, float]], dense_us: float) -> float 
 
     Args:
         points: (sparsity, us), by rising sparsity.
-        dense_us: what to beat.
+        dense_us: time of the fastest dense engine, in microseconds.
 
     Returns:
         The first point's sparsity where it wins already; None where the last does not.

@@ -82,7 +82,7 @@ def consistent_masks(
     Args:
         masks: of the pruned layers, by layer name: True where the weight [k, c / groups, r, s] stays.
         layers: of the model; weights of those with a reason are left alone.
-        model: what was exported.
+        model: the exported model.
         program: its export.
 
     Returns:

@@ -31,13 +31,13 @@ def measure_defaults(
     Other rows that the database has of these engines on these problems count as well.
 
     Args:
-        problems: what is computed.
-        engines: who is asked.
+        problems: to be measured.
+        engines: that compete.
         target: the device.
         settings: effort, for the protocol.
         database: where rows come from and go to.
-        runner: who measures.
-        on_progress: told (done, total, what is looked at).
+        runner: measures candidates.
+        on_progress: called with (done, total, current problem).
     """
     protocol = protocol_for(settings.effort, target.device)
     found: dict[str, list[Measurement]] = {}

@@ -142,7 +142,7 @@ def check_finite(layers: Sequence[PrunableLayer]) -> None:
 
 
 def magnitude_masks(layers: Sequence[PrunableLayer], recipe: Recipe) -> dict[str, torch.Tensor]:
-    """What stays, by magnitude: of each layer that is pruned, True where its weight [k, c / groups, r, s] stays.
+    """Masks by magnitude: for each pruned layer, True where its weight [k, c / groups, r, s] is kept.
 
     Groups of weights (see `patterns.group_ids`) are ranked by their root mean square; of equals, the first goes first. As
     many go as come nearest to the share asked for. The strongest group of each layer always stays: a layer without
@@ -160,7 +160,7 @@ def magnitude_masks(layers: Sequence[PrunableLayer], recipe: Recipe) -> dict[str
 
 
 def magnitude_mask(weight: torch.Tensor, groups: int, pattern: Pattern, sparsity: float) -> torch.Tensor:
-    """What stays of one weight [k, c / groups, r, s] that the pattern fits, by `magnitude_masks`' rules; boolean."""
+    """Mask of one weight [k, c / groups, r, s] that the pattern fits, by `magnitude_masks`' rules; boolean, True is kept."""
     return (
         nm_mask(pattern, weight) if pattern.kind == "nm" else _ranked_together([(weight, groups)], pattern, sparsity)[0]
     )

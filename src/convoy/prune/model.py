@@ -18,12 +18,12 @@ from convoy.prune.result import PrunedLayer
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What `prune_model` did to a model.
+    """Result of `prune_model`.
 
     Attributes:
         layers: one row a convolution or linear layer.
-        masks: by parameter name, True where it stays; what `finetune` keeps.
-        notes: what a reader must know.
+        masks: by parameter name, True for weights that are kept; `finetune` keeps the others at zero.
+        notes: remarks for the reader.
     """
 
     layers: tuple[PrunedLayer, ...]
@@ -41,7 +41,7 @@ def prune_model(model: nn.Module, recipe: Recipe, args: tuple[Any, ...] | None =
     Args:
         model: on any device.
         recipe: pattern, sparsity, scope, layers to skip.
-        args: example inputs; pattern `channel` wants them, to see who reads which channel.
+        args: example inputs; pattern `channel` needs them to find the layers that read each channel.
 
     Raises:
         InputError: weights that are not finite, no layer that the pattern fits, or no `args` for `channel`.

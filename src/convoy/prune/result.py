@@ -1,4 +1,4 @@
-"""What pruning did, as data: `to_dict` is the schema of `convoy prune --json`."""
+"""Results of pruning, as data: `to_dict` is the schema of `convoy prune --json`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Finetune:
-    """What the fine-tune was, and the mean loss of each of its epochs."""
+    """The fine-tuning run, and the mean loss of each of its epochs."""
 
     data: str
     images: int
@@ -72,14 +72,14 @@ class PruneSummary:
     """Everything that `convoy prune` found out.
 
     Attributes:
-        model: what the user called it.
+        model: the name that the user gave.
         pattern: where zeros may lie.
         sparsity: the share of zeros asked for, or the pattern's own.
         scope: `layer` or `global`.
         layers: in order of registration.
         accuracy: where there was data.
         finetune: where it was asked for.
-        notes: what a reader must know, a line each.
+        notes: remarks for the reader, a line each.
     """
 
     model: str
@@ -92,7 +92,7 @@ class PruneSummary:
     notes: tuple[str, ...] = ()
 
     def about(self) -> dict[str, str]:
-        """The same in a few words: what is written beside the weights."""
+        """A short form, which is stored with the weights."""
         words = {"model": self.model, "pattern": self.pattern, "sparsity": f"{self.sparsity:g}", "scope": self.scope}
         if self.accuracy is not None:
             after = self.accuracy.pruned if self.accuracy.finetuned is None else self.accuracy.finetuned

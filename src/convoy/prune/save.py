@@ -41,7 +41,7 @@ def save_weights(model: nn.Module, path: Path, about: dict[str, str]) -> None:
 
 
 def describe_weights(path: str | None) -> str:
-    """What the file of `convoy prune` says of itself, in one line; empty for any other weights, or none.
+    """How weights were pruned, in one line, as their file by `convoy prune` says; empty for other weights.
 
     Args:
         path: as `--weights` takes it: a file, `DEFAULT`, or None.

@@ -1,4 +1,4 @@
-"""The picture of when skipping zeros pays: a small plot for each layer, time over the share of what is zero, as inline SVG."""
+"""A plot for each layer: time over the share of zeros, as inline SVG. It shows from which share skipping zeros pays."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _points(layer: LayerSummary) -> list[tuple[float, float]]:
 
 
 def _kind(layer: LayerSummary) -> str:
-    """What the engine of `_points` leaves out."""
+    """The kind of zeros that the engine of `_points` skips."""
     most = max(point.zeros for point in layer.curve)
     return min((p for p in layer.curve if p.zeros == most), key=lambda p: p.median_us).kind
 

@@ -16,7 +16,7 @@ LABEL = 300
 
 
 def times_chart(summary: Summary) -> str:
-    """Bars of the heaviest steps: PyTorch's time, and the time of what was chosen."""
+    """Bars of the slowest steps: PyTorch's time and the chosen engine's time."""
     layers = sorted(summary.layers, key=lambda layer: -max(layer.median_us, layer.baseline_us))[:24]
     most = max((max(layer.median_us, layer.baseline_us) for layer in layers), default=1.0) or 1.0
     height = 30 + len(layers) * 2 * ROW

@@ -61,9 +61,9 @@ def curves_chart(
     """A chart of some lines; empty where no line has a point.
 
     Args:
-        title: for those who cannot see it, too.
-        x_label: what goes to the right.
-        y_label: what goes up, with its unit.
+        title: also read by screen readers.
+        x_label: of the horizontal axis.
+        y_label: of the vertical axis, with its unit.
         series: the lines; one without points keeps its colour from the others.
         log_x: whether the x axis is logarithmic; its ticks are the values themselves.
         log_y: whether the y axis is; a linear one begins at 0.

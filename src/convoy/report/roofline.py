@@ -75,7 +75,7 @@ def roofline(layers: Sequence[Mapping[str, Any]], peaks: Mapping[str, float], dt
         )
     parts.append(f'<text class="small" x="{WIDTH / 2}" y="412" text-anchor="middle">operations a byte</text>')
     parts.append(
-        '<text class="small" x="74" y="14">operations a second; the line is what this device was measured to reach</text>'
+        '<text class="small" x="74" y="14">operations a second; the line is the measured limit of this device</text>'
     )
     return "".join([*parts, "</svg>"])
 

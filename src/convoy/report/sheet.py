@@ -20,7 +20,7 @@ SERIES: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a bar: its share of the whole width, its colour's number, and what it says when pointed at."""
+    """A part of a bar: its share of the whole width, its colour's number, and its tooltip."""
 
     share: float
     colour: int
@@ -32,8 +32,8 @@ class Cell:
     """One field of a table.
 
     Attributes:
-        text: what is read.
-        value: what is sorted by, where that is a number.
+        text: shown text.
+        value: sort key, where that is a number.
         mark: `good`, `bad` or `soft`: how it is set; empty: as it is.
         bar: parts of a bar that stands for the text on the page; the terminal shows the text.
         spread: from and to, as shares of the width: a line over the bar.
@@ -71,7 +71,7 @@ class Table:
     Attributes:
         heads: names of the columns.
         rows: fields, as many in each row.
-        caption: what it shows, in words.
+        caption: of the table.
         numbers: columns that are set to the right.
         page_only: columns that the terminal leaves out.
     """
@@ -187,7 +187,7 @@ def _on_terminal(table: Table) -> list[int]:
 
 
 def _plain(text: str) -> str:
-    """One line for a terminal: what a framework wrote may hold control sequences, which are escaped."""
+    """One line for a terminal: control sequences in frameworks' messages are escaped."""
     return escape_controls(text.replace("\n", " ").replace("\t", " "))
 
 

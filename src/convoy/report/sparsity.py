@@ -1,4 +1,4 @@
-"""Sparsity: what zeros there are in the inputs of a net's convolutions, as table, JSON and a page."""
+"""Sparsity: the shares of zeros in the inputs of a net's convolutions, as table, JSON and a page."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LayerSparsity:
 
 @dataclass(frozen=True, slots=True)
 class Sparsity:
-    """A net's: the model, how many images were looked at, its layers in graph order, what to know of it."""
+    """Sparsity of a net: the model, the number of images, its layers in graph order, and notes."""
 
     model: str
     images: int

@@ -24,7 +24,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What tuning cost: seconds, candidates measured now, candidates known from the database."""
+    """Cost of tuning: seconds, candidates measured now, candidates known from the database."""
 
     seconds: float
     measured: int
@@ -50,7 +50,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class SelectionSummary:
-    """How the choice was made, and what others would have given."""
+    """The solver's choice, and the results of other strategies."""
 
     solver: str
     total_us: float
@@ -95,12 +95,12 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class LayerSummary:
-    """One step of the plan: what was chosen, beside what, and how far from the floor.
+    """One step of the plan: the chosen candidate, the alternatives, and the time relative to the roofline bound.
 
     `floor_us` is None where the device's ceilings are not known. `zeros` is the share of zeros in a convolution's input, on the
     inputs that were tuned with; None where it was not counted. So are `dead_channels`, `dead_tiles` and `dead_blocks`, of what is
     zero as a whole. `candidates` are those for these shares; `curve` is the time over the share, where an engine skips zeros.
-    `algorithm` is what the engine computes by, in its own words.
+    `algorithm` is the engine's algorithm.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Summary:
     """The whole result.
 
     Attributes:
-        model: what the user called it.
+        model: the name that the user gave.
         target: `Target.to_dict()`.
         batch: first side of the first input.
         dtype: dtype of the first input.
@@ -140,8 +140,8 @@ class Summary:
         rel_l2_error: against a float64 run, all outputs together.
         max_abs_error: likewise.
         baseline_rel_l2_error: the stock model's own error.
-        tuning: what it cost.
-        memory: what it needs.
+        tuning: cost of tuning.
+        memory: memory of the plan.
         selection: how it was chosen.
         layers: the steps.
         peaks: measured ceilings of the device: `bytes_per_s`, and FLOP/s by dtype; empty where there was no room to measure them.

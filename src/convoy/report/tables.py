@@ -1,4 +1,4 @@
-"""What is printed: the layers, the whole net, and where the files lie."""
+"""Tables for the terminal: the layers, the whole net, and the paths of the files."""
 
 from __future__ import annotations
 

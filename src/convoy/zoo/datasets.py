@@ -83,7 +83,7 @@ class Dataset:
             yield normalised(pixels, self.preprocessing), self.labels[chosen]
 
     def shard(self, index: int, count: int) -> Dataset:
-        """Every `count`-th image from the `index`-th on: one of `count` equal parts; what does not fill them is left out."""
+        """Every `count`-th image from the `index`-th on: one of `count` equal parts; a remainder is left out."""
         chosen = list(range(index, len(self) - len(self) % count, count))
         return replace(self, images=Chosen(self.images, chosen), labels=self.labels[torch.tensor(chosen)])
 
@@ -120,7 +120,7 @@ def load_dataset(
         limit: take so many images, the first of each class; None: all.
 
     Raises:
-        InputError: naming `data` and what is not there or not whole, or another argument.
+        InputError: naming `data` and the missing or damaged file, or another argument.
     """
     if split not in SPLITS:
         raise InputError("split", split, "one of " + ", ".join(SPLITS))
@@ -154,5 +154,5 @@ def own_splits(source: str) -> bool:
 
 
 def _is_decoded(images: Images) -> bool:
-    """Whether it is worth keeping what was read: made-up images are as cheap again, and folders may change in size."""
+    """Whether decoded images should be kept: synthetic images are cheap to make again, and folders may change in size."""
     return isinstance(images, (Arrays, Resized))

@@ -1,4 +1,4 @@
-"""What a model is fed: the size and statistics of its images, and example inputs without images."""
+"""Inputs of a model: the size and statistics of its images, and example inputs without images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from convoy.zoo.torchvision_import import import_torchvision
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-"""Statistics of ImageNet's training images, RGB in [0, 1]: what torchvision's models were trained with."""
+"""Statistics of ImageNet's training images, RGB in [0, 1]: torchvision's models were trained with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Preprocessing:
 
 
 _CIFAR: Final = {
-    # What akamaster/pytorch_resnet_cifar10 trained them with: CIFAR's images, ImageNet's statistics.
+    # akamaster/pytorch_resnet_cifar10 trained them with CIFAR's images and ImageNet's statistics.
     "resnet20_cifar10": Preprocessing(32),
     "resnet56_cifar10": Preprocessing(32),
     "ai85nascifarnet_cifar10": Preprocessing(32, (0.5,) * 3, (0.5,) * 3),  # RGB to [-1, 1]
@@ -44,11 +44,11 @@ _CIFAR: Final = {
         32, (125.8 / 255, 123.2 / 255, 114.0 / 255), (1 / 255,) * 3
     ),  # 0 to 255, less the mean
 }
-"""What the published weights of `convoy.zoo.cifar`'s nets were trained on."""
+"""Preprocessing that the published weights of `convoy.zoo.cifar`'s nets were trained with."""
 
 
 def preprocessing(name: str, weights: str | Path | None = None) -> Preprocessing:
-    """What a model was trained with, as its library states it; ImageNet's 224 pixels where nothing is stated.
+    """The preprocessing that a model was trained with, as its library states it; otherwise ImageNet's, 224 pixels.
 
     Args:
         name: as `load_model` takes it.
@@ -100,7 +100,7 @@ def example_args(
     [batch, c, height, width] is made, with c as the model's first convolution wants it.
 
     Args:
-        model: what will be called.
+        model: that will be called.
         batch: images; None: 1.
         size: pixels; one number for square images, or (height, width); None: `default_size`.
         dtype: of the tensor.

@@ -21,7 +21,7 @@ from convoy.zoo.pt2.refusal import RefusedError
 from convoy.zoo.pt2.sizes import check_sizes
 
 MOST_BYTES: Final = 16 << 30
-"""Of one file; it is read into memory, so that what is checked is what is loaded."""
+"""Of one file; it is read into memory, so that exactly the checked bytes are loaded."""
 
 
 def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.Module:
@@ -31,7 +31,7 @@ def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.M
 
     Args:
         file: as `torch.export.save` wrote it.
-        dtype: what its floating-point parameters must have.
+        dtype: that its floating-point parameters must have.
         trust: the file may hold code, which is run: `torch.export.load` reads it as it is.
 
     Raises:
@@ -81,7 +81,7 @@ def _load(file: Any) -> ExportedProgram:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch.export's log off the screen: it writes a traceback for what becomes one line here."""
+    """Hide torch.export's log: it writes a traceback for an error that is one line here."""
     log = logging.getLogger("torch.export")
     level = log.level
     log.setLevel(logging.CRITICAL)

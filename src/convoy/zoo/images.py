@@ -31,13 +31,13 @@ IMAGE_ARRAYS = ("images", "jpeg", "offsets")
 """Their arrays: pixels, or the bytes of files and where each begins."""
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""What images may be, in Pillow's words. It reads more, some of them by starting other programs."""
+"""Accepted image formats, by Pillow's names. Pillow reads others too, some of them by starting other programs."""
 
 MOST_IMAGE_BYTES = 256 << 20
 """Of one image file."""
 
 MOST_PIXELS = 64_000_000
-"""Of one image, before and after it is resized: what a camera takes; a small file can claim to be a hundred times as large."""
+"""Of one image, before and after it is resized: enough for cameras. A small file can claim a size a hundred times as large."""
 
 CROP_FRACTION = 0.875
 """Side of the crop over the short side before it, as torchvision's classifiers were evaluated (224 of 256)."""

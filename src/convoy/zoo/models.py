@@ -62,7 +62,7 @@ def load_model(
             without this, and refused where it holds more (SECURITY.md).
 
     Raises:
-        InputError: naming what is not there, does not fit or is not trusted.
+        InputError: naming the argument that is missing, does not fit or is not trusted.
     """
     kind = parse_dtype(dtype)
     if num_classes is not None and num_classes < 1:

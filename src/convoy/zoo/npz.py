@@ -20,7 +20,7 @@ MOST_BYTES: Final = 64 << 30
 """Of a file of arrays: a data set of a million JPEG files."""
 
 FREE_BYTES: Final = 64 << 20
-"""What a file may become when it is unpacked, however small it is."""
+"""Most bytes of a file after unpacking."""
 
 MOST_RATIO: Final = 20
 """And how many times its size beyond that: pixels of photographs shrink to a half, drawings to a tenth."""

@@ -1,4 +1,4 @@
-"""Where a data set's pixels come from, each the same to its reader; and what is done to them before a model sees them."""
+"""Sources of a data set's pixels, with one interface; and the operations on pixels before a model reads them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def synthetic(source: str, count: str, split: str, size: ImageSize, classes: int
     if count and not (count.isascii() and count.isdigit() and int(count) > 0):
         raise InputError("data", source, "synthetic:N with N of at least 1")
     total = int(count) if count else SYNTHETIC_IMAGES[split]
-    made = Synthetic.of(total, classes, size, seed=1 + SPLITS.index(split))  # what is tested on was not trained on
+    made = Synthetic.of(total, classes, size, seed=1 + SPLITS.index(split))  # test images differ from training images
     return made, torch.arange(total) % classes, classes
 
 

@@ -105,7 +105,7 @@ def test_the_json_holds_the_timeline(tmp_path: Path) -> None:
 def test_every_field_of_the_json_is_documented(tmp_path: Path) -> None:
     write_json(summary(), tmp_path / "s.json")
     data = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))
-    text = (DOCS / "json.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference" / "json.md").read_text(encoding="utf-8")
     names = {f.name for f in (*dataclasses.fields(Summary), *dataclasses.fields(LayerSummary))}
     assert data.keys() == {f.name for f in dataclasses.fields(Summary)}
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []

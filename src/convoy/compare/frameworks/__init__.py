@@ -1,4 +1,4 @@
-"""The frameworks by name: where each one's module is, what it needs, and the line that installs it. Imports none of them."""
+"""The frameworks by name: module, requirements, and the command that installs each. Imports none of them."""
 
 from __future__ import annotations
 

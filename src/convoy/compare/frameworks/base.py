@@ -1,4 +1,4 @@
-"""Framework: what `convoy compare` needs of one, and what it gets to time.
+"""Framework: the interface that `convoy compare` times.
 
 Modules here are imported in child processes alone, and none imports torch unless its framework is built on it: what a framework
 needs of memory and of start-up time is measured.
@@ -17,7 +17,7 @@ from convoy.compare.case import Case
 from convoy.compare.nets import NETS
 
 Outputs = dict[str, np.ndarray[Any, Any]]
-"""What is checked. Inference: `out0`, `out1`, ... Training: `loss0` and `loss1` (before and after the first step) and, as
+"""Values that are checked. Inference: `out0`, `out1`, ... Training: `loss0` and `loss1` (before and after the first step) and, as
 `grad:NAME`, the gradients of the first step by torch's parameter names and in torch's shapes."""
 
 
@@ -37,7 +37,7 @@ class BuiltModel:
             figure, for a process's own memory says nothing of a GPU's. Without such a function the process's own is what counts.
         restart_peak: count that anew, called when the ways that were not the fastest are gone.
         kinds: milliseconds of one call by layer kind; None: the framework offers no such thing.
-        setting: what has to be added to the way's words, when it is known after building only.
+        setting: added to the configuration's description, where it is known only after building.
         notes: lines for people.
         detail: JSON for the row.
     """
@@ -88,7 +88,7 @@ class CaseInputs:
 
     Attributes:
         folder: where it lies.
-        facts: what was found out when it was made (`transform_input`, tolerances, ...).
+        facts: properties found when it was made (`transform_input`, tolerances, ...).
     """
 
     folder: Path
@@ -117,7 +117,7 @@ class CaseInputs:
         return self._read("input")["labels"]
 
     def exact(self) -> Outputs:
-        """What must come out, in float64 where that was affordable."""
+        """The exact results, in float64 where that was affordable."""
         return self._read("exact")
 
     def _read(self, name: str) -> Outputs:

@@ -41,7 +41,7 @@ FRAMEWORK = Convoy()
 
 
 def settings_of(case: Case) -> convoy.Settings:
-    """What Convoy may do: the case's effort and time, and to round as PyTorch does, which is also what shipped rows are for."""
+    """Convoy's settings: the case's effort and time, and PyTorch's own rounding, for which rows are shipped."""
     settings = convoy.Settings(
         effort=convoy.Effort(case.effort),
         tune_s=case.tune_s or math.inf,
@@ -112,6 +112,6 @@ def layer_kinds(summary: Summary) -> dict[str, float]:
 
 
 def layers_of(summary: Summary) -> list[dict[str, Any]]:
-    """The steps with what the roofline needs."""
+    """The steps with the roofline's inputs."""
     names = ("name", "engine", "median_us", "floor_us", "flops", "bytes_min")
     return [{name: getattr(layer, name) for name in names} for layer in summary.layers]

@@ -51,7 +51,7 @@ class Lax:
     Args:
         parameters: weights by torch's names, filters already in the layout's order.
         layout: `nhwc` or `nchw`.
-        training: batch norm by the batch's statistics; what the running ones become stands in `statistics`.
+        training: batch norm by the batch's statistics; the updated running ones are in `statistics`.
     """
 
     def __init__(self, parameters: Parameters, layout: str, *, training: bool) -> None:
@@ -192,7 +192,7 @@ def _input(case: Case, material: CaseInputs, layout: str) -> jax.Array:
 
 
 def _memory(case: Case, compiled: Any) -> Callable[[], int] | None:
-    """On a GPU what XLA planned for the call: the device's own count goes on from compiling, and cannot be restarted."""
+    """On a GPU, the memory that XLA planned for the call: the device's own peak includes compiling and cannot be reset."""
     if case.device == "cpu":
         return None
     planned = compiled.memory_analysis()

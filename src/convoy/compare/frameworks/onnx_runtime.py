@@ -18,7 +18,7 @@ from convoy.compare.layer_kinds import by_kind
 
 PROFILED_CALLS = 3
 
-NO_MEMORY = "no figure for memory: ONNX Runtime does not say what its arena holds on a GPU"
+NO_MEMORY = "no figure for memory: ONNX Runtime does not report the size of its arena on a GPU"
 """The driver's count by process is none either: inside a container its ids are others, and it counts CUDA's context too."""
 
 

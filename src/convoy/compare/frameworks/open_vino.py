@@ -18,7 +18,7 @@ TYPES: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
 class OpenVino:
-    """The CPU plugin; the type of its arithmetic is set, because its own choice may be narrower than what was asked for."""
+    """The CPU plugin; the type of its arithmetic is set, because its own choice may be narrower than requested."""
 
     def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         """The hint for latency."""

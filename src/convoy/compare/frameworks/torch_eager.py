@@ -90,7 +90,7 @@ def captured_call(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def captured(net: FrameworkNet, step: FrameworkStep) -> tuple[Callable[[], torch.Tensor], Callable[[], Outputs]]:
-    """A whole step as one CUDA graph, and its check: the parameters are put back to what they were before it was captured."""
+    """A whole step as one CUDA graph, and its check: the parameters are restored to their values before the capture."""
     before = {name: t.detach().clone() for name, t in net.model.state_dict().items()}
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""What the frameworks that are built on PyTorch share: the model with its input, a training step, a profile."""
+"""Shared by the frameworks that are built on PyTorch: the model with its input, a training step, a profile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROFILED_CALLS = 3
 
 @dataclass(slots=True)
 class FrameworkNet:
-    """A model on its device with what it is fed: x [n, c, h, w] and labels [n]."""
+    """A model on its device with its inputs: x [n, c, h, w] and labels [n]."""
 
     model: nn.Module
     x: torch.Tensor
@@ -74,7 +74,7 @@ class FrameworkStep:
     Args:
         net: model in training mode, input, labels.
         case: its dtype is autocast's.
-        forward: what is called instead of the model (a compiled one), if anything.
+        forward: called instead of the model (a compiled one), if given.
         optimizer: further arguments of SGD; the fused one by default.
         set_to_none: drop gradients before the step, or fill them with zeros.
     """
@@ -166,13 +166,13 @@ def built(
 
 
 def restart_peak() -> None:
-    """Give back what no way holds any more, and count the peak from here."""
+    """Free unused memory, and count the peak from here."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
 
 def peak_memory() -> int:
-    """Most bytes since `restart_peak`: of calls that allocate, what they had allocated; of a captured graph, its pool.
+    """Most bytes since `restart_peak`: allocated bytes of calls that allocate; the pool of a captured graph.
 
     A graph's replay allocates nothing: what it works in is reserved from when it was captured. The cache is emptied first, so
     that only what is held counts as reserved.

@@ -20,7 +20,7 @@ def googlenet(ops: Operators, x: Array) -> Array:
 
 
 def transform_input(ops: Operators, x: Array) -> Array:
-    """What torchvision's GoogLeNet and Inception v3 with trained weights do first: from ImageNet's statistics to their own."""
+    """First step of torchvision's GoogLeNet and Inception v3 with trained weights: from ImageNet's statistics to their own."""
     means, stds = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     return ops.affine(x, [s / 0.5 for s in stds], [(m - 0.5) / 0.5 for m in means])
 

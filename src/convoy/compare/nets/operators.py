@@ -1,4 +1,4 @@
-"""Operators: what a framework must do for the nets to be built from it."""
+"""Operators: the interface from which the nets are built in each framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pad = int | tuple[int, int]
 
 
 class Operators(Protocol):
-    """What a framework must do. Images are logically [n, c, h, w]; weights are torch's, found by name."""
+    """Operators of a framework. Images are logically [n, c, h, w]; weights are torch's, found by name."""
 
     def conv(self, x: Array, name: str, stride: int = 1, pad: Pad = 0) -> Array:
         """Convolution with `name.weight` [k, c / groups, r, s] and, where there is one, `name.bias`.
@@ -43,7 +43,7 @@ class Operators(Protocol):
         ...
 
     def max_pool(self, x: Array, size: int, stride: int, low: int, high: int) -> Array:
-        """Max pooling of what a rectifier gave; `low` rows and columns of -inf before the image, `high` after it."""
+        """Max pooling of values of at least 0 (after ReLU); `low` rows and columns of -inf before the image, `high` after it."""
         ...
 
     def avg_pool(self, x: Array, size: int, stride: int, pad: int = 0) -> Array:

@@ -1,1 +1,1 @@
-"""What PyTorch's options for speed are worth: each alone, the best setting, and the best setting without each."""
+"""The effect of PyTorch's options for speed: each alone, the best setting, and the best setting without each."""

@@ -1,4 +1,4 @@
-"""What PyTorch's options are worth for each of some cases, written to a run file; an interrupted run goes on from there."""
+"""The effect of PyTorch's options on some cases, written to a run file; an interrupted run continues from it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def search_options(
     again: bool,
     observer: Observer,
 ) -> Run:
-    """Find out what options are worth for each case; the run file is written after each row, and a run goes on from there.
+    """Measure the options for each case. The run file is written after each row, and a later run continues from it.
 
     Args:
-        cases: what to run; fp32, because types are options.
+        cases: to run; fp32, because types are options.
         words: `all`, or options' names separated by commas.
         path: the run file.
-        request: what was asked for.
+        request: the command and its options.
         limits: time and memory of the process.
         again: measure anew although rows are there.
         observer: told about progress and warnings.

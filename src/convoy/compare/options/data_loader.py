@@ -1,4 +1,4 @@
-"""A step that a data loader feeds: pictures as in training on ImageNet, and what each step takes then."""
+"""A training step fed by a data loader, with images as in training on ImageNet."""
 
 from __future__ import annotations
 

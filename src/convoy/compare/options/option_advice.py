@@ -1,4 +1,4 @@
-"""What an options search advises: whether an option gains enough to be kept, and one line on what all of them came to."""
+"""Advice of an options search: whether an option gains enough to be kept, and one line of summary."""
 
 from __future__ import annotations
 

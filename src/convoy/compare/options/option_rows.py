@@ -15,12 +15,12 @@ def option_row(case: Case, provider: str, role: str, status: str = "ok", reason:
     """A row of a case, without figures.
 
     Args:
-        case: what was run.
+        case: net and setting.
         provider: the setting's name among the rows of its case.
         role: which part of the search it belongs to (`alone`, `forward`, `without`, ...).
         status: how it ended.
         reason: why it is not `ok`.
-        option: what was tried, in words for people.
+        option: the option, in words.
     """
     return Row(
         subject=case.model,

@@ -45,7 +45,7 @@ class OptionSearch:
         self.best: Setting = DEFAULTS
         self.worth: dict[str, float] = {}
         self.left: list[str] = []
-        """What there was no time for."""
+        """Work for which no time was left."""
         self._deadline = bench.deadline = deadline
 
     @property
@@ -83,7 +83,7 @@ class OptionSearch:
         self._conclude(candidates)
 
     def _late(self, what: str) -> bool:
-        """Whether the time is up; what is not tried for that is remembered."""
+        """Whether the time is up; work that is left out for that reason is remembered."""
         late = time.monotonic() > self._deadline
         if late:
             self.left.append(what)
@@ -93,7 +93,7 @@ class OptionSearch:
         return self._earlier(self._row(provider, "")) is not None
 
     def _earlier(self, row: Row) -> Row | None:
-        """What an interrupted run found; None where there is nothing, or a failure that is tried again."""
+        """The row of an interrupted run; None where there is none, or where a failure is tried again."""
         known = self.run.row(row.key)
         return None if known is None or known.passing else known
 
@@ -118,7 +118,7 @@ class OptionSearch:
             self.bench.keep(DEFAULTS)
 
     def _forward(self, candidates: Sequence[TorchOption]) -> None:
-        """Add what helps, the most promising first; what did not help is tried again on top of what did."""
+        """Add options that help, the most promising first; options that did not help are tried again on top of them."""
         order = sorted(candidates, key=lambda option: (option.compiles, -self.worth.get(option.id, 0.0)))
         for turn in range(PASSES):
             before = self.best
@@ -146,7 +146,7 @@ class OptionSearch:
         return turn == 0 and self.worth[option.id] >= RIVAL * max(rivals)
 
     def _without(self) -> None:
-        """The best setting without each of its options: what each is worth there. Those that are worth nothing go."""
+        """Time the best setting without each of its options, and remove the options that gain nothing."""
         for name in [option for option in OPTIONS if option in self.best and len(self.best) > 1]:
             if not self._known(f"without: {name}") and self._late(f"without {name}"):
                 continue
@@ -170,7 +170,7 @@ class OptionSearch:
             name = f"without: {option.id}"
             row = self._trial(name, "default", f"without {option.id}", (self.best, setting), lambda a, b: b.p50 / a.p50)
             if row.ok and option.changes:
-                self._keep(dataclasses.replace(row, notes=("changes what is learned: for the cost alone",)))
+                self._keep(dataclasses.replace(row, notes=("changes the computation: only its cost is shown",)))
             self.bench.keep(DEFAULTS, self.best)
 
     def _loader(self) -> None:
@@ -188,7 +188,7 @@ class OptionSearch:
             self._keep(self._timed(row, latency, self.best))
 
     def _conclude(self, candidates: Sequence[TorchOption]) -> None:
-        self.bench.deadline = math.inf  # what was found out is worth its last seconds
+        self.bench.deadline = math.inf  # the last check may exceed the time limit
         row = self._row("best", "best", option="the best setting")
         try:
             defaults, best = self.bench.time(DEFAULTS, self.best) if self.best else self.bench.time(DEFAULTS) * 2

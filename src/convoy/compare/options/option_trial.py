@@ -38,7 +38,7 @@ _FROZEN: Final = frozenset({"compile_freezing", "compile_freezing_reduce_overhea
 
 
 def facts(case: Case) -> dict[str, Any]:
-    """What this device has, by the words in `Option.needs`: true, or the reason why not."""
+    """Features of this device, by the words in `TorchOption.needs`: true, or the reason why not."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found: dict[str, Any] = {
         "threads": case.threads > 1 or "there is one thread only",
@@ -86,7 +86,7 @@ def serve_trials(case: Case, folder: Path, say: Callable[[dict[str, Any]], None]
 
 
 def clear(case: Case) -> None:
-    """Give back what a setting held: on a GPU the next one wants it."""
+    """Free the memory that a setting held: on a GPU the next one needs it."""
     gc.collect()
     if case.device == "cuda":
         torch.cuda.empty_cache()
@@ -108,10 +108,10 @@ class ModelVariant:
     """The model under a set of options; `-NAME` takes a usual one away.
 
     Args:
-        case: what is run.
+        case: net and setting.
         material: its weights, input and exact results.
         options: the set.
-        limits: by dtype, what settings of a half type may be off; found when it is first asked for, and kept.
+        limits: allowed errors of settings of a half type, by dtype; computed at the first use.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class ModelVariant:
 
     @contextlib.contextmanager
     def _flags(self) -> Iterator[None]:
-        """The process-wide switches and contexts of this set; what it does not name is as PyTorch has it."""
+        """The process-wide switches and contexts of this set; others keep PyTorch's defaults."""
         has = self.options.__contains__
         threads = self.case.threads
         threads = (

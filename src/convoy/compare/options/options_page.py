@@ -1,4 +1,4 @@
-"""What options are worth, as cards and sections of a page."""
+"""Results of an options run, as cards and sections of a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from convoy.report.sheet import Card, Cell, Part, Section, Table
 
 
 def sections_of(run: Run) -> tuple[list[Card], list[Section]]:
-    """What the best options gain, and for each question a table of each role."""
+    """The speed-up of the best options, and for each question a table of each role."""
     cards: list[Card] = []
     sections: list[Section] = []
     for rows in questions(run.rows):
@@ -32,10 +32,10 @@ ROLES: Final = {
     "alone": "Each option alone, against the defaults",
     "forward": "Step by step from the defaults to the best setting",
     "without": "The best setting without one of its options",
-    "default": "What the defaults already do, taken away",
+    "default": "Options that are on by default, turned off",
     "loader": "Data-loader workers: the best training step fed by so many",
 }
-"""What a row of an options run is, and its table's caption."""
+"""Role of a row in an options run, and its table's caption."""
 
 OPTION_HEADS: Final = (
     "option", "latency ms", "+-", "20 %", "80 %", "latency", "over defaults", "worth", "error", "status, setting",

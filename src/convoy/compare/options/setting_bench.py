@@ -36,7 +36,7 @@ class SettingBench:
     with cudnn.benchmark or not. So settings with that option have a child of their own.
 
     Args:
-        case: what is run.
+        case: net and setting.
         folder: for its material.
         limits: time and memory of a child.
     """

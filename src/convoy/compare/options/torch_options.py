@@ -17,15 +17,15 @@ class TorchOption:
 
     Attributes:
         id: its name on the command line.
-        words: what it does, for people.
+        words: description.
         modes: where it is of use.
         group: options of one group are alternatives; empty: it has none.
         usual: PyTorch has it on by default (or leaves the work out by itself): it is taken away from the best setting.
         devices: where it is of use.
         needs: a fact of the device that must hold (`DeviceFacts`).
-        changes: what is computed changes, so that it is measured and never advised.
+        changes: it changes the computation; it is measured and never advised.
         compiles: building it takes as long as a compiler does: it is tried after the others, and only while it may win.
-        rougher: it computes in a type of fewer bits: whoever takes it should know the error.
+        rougher: it computes in a type of fewer bits, so its error is shown.
     """
 
     id: str

@@ -14,7 +14,7 @@ LONGEST_NAME: Final = 1_000
 MOST_ITEMS: Final = 20_000
 """Of a list or an object inside a row or a manifest."""
 LARGEST: Final = 1e30
-"""Of a figure: what is computed from a few of them stays finite."""
+"""Largest figure: sums and products of a few stay finite."""
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,99}")
 
@@ -146,7 +146,7 @@ def exactly(needed: Mapping[str, Check]) -> Check:
 
 
 def scalar(data: object, where: str) -> None:
-    """A text, a number, true, false or null: what stands in one line."""
+    """A text, a number, true, false or null."""
     if isinstance(data, str):
         text(data, where)
     elif data is not None and not isinstance(data, bool):

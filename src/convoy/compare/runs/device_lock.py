@@ -1,4 +1,4 @@
-"""Is another run on this device? A lock for each device among this user's processes, and what nvidia-smi says of a GPU's.
+"""Detects other runs on a device: a lock for each device among this user's processes, and nvidia-smi's list for a GPU.
 
 A run that finds a lock taken leaves a marker beside it, and holds that as long as it works: so the run that has the lock finds
 out, when it has done its work, that it was not alone, and one that comes later that somebody without a lock is still at work.
@@ -28,15 +28,15 @@ BUSY_PERCENT = 10.0
 """Utilisation of a GPU, as nvidia-smi has it, from which on another program is at work there: an idle one shows 0."""
 
 MARK_S = 1.0
-"""Most seconds until a new marker is held: who clears markers away may be looking at it."""
+"""Most seconds until a new marker is locked: a process that removes stale markers may have it open."""
 
 
 class RunWarnings(list[str]):
-    """What makes a run's figures doubtful.
+    """Reasons to doubt a run's figures.
 
     Args:
-        found: what is known when the run begins.
-        look: says what has become known since.
+        found: reasons known when the run begins.
+        look: returns reasons found since.
         tell: told each line that is new.
     """
 
@@ -60,7 +60,7 @@ def noted(run: Run, notes: Sequence[str]) -> Run:
 
 @contextmanager
 def claim(target: Target, tell: Callable[[str], None], count: int = 1) -> Iterator[RunWarnings]:
-    """Hold the device's lock for a run; gives what makes its figures doubtful, told as warnings too.
+    """Hold the device's lock for a run; returns the reasons to doubt its figures, and reports them as warnings.
 
     A run that comes later is noted by `look`, which is called once more at the end: a caller takes the notes into the run file
     (`noted`) after its work too.
@@ -156,7 +156,7 @@ class _Place:
         return ""
 
     def leave(self) -> None:
-        """Let go. A marker stays for who holds the lock to see; who had the lock takes away those that it saw."""
+        """Release the lock. A marker stays for the process that holds the lock; it removes the markers that it saw."""
         if self._mark is not None:
             self._mark.release()
             with suppress(OSError):  # some systems take the file away with the lock

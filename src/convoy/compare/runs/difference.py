@@ -1,4 +1,4 @@
-"""Two runs of one kind: what became slower, faster, broken or whole, and which versions changed in between. For use in CI."""
+"""Difference of two runs of one kind: slower, faster, newly failing or fixed rows, and changed versions. For use in CI."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOLERANCE: Final = 0.05
 """A change of time below this share is none, whatever the spread: two runs of one program differ by as much."""
 
 MEMORY_TOLERANCE: Final = 0.10
-"""The same for memory, which is taken once and has no spread: what libraries keep resident differs from run to run."""
+"""The same for memory, which is measured once and has no spread: libraries' resident memory differs from run to run."""
 
 LEAST_BYTES: Final = 1 << 20
 """A change of memory below this is none, whatever its share: allocators hand out whole MiB."""
@@ -42,7 +42,7 @@ class Change:
         name: the row, in words.
         verdict: `regression`, `improvement`, `same`, `broken` (was ok), `mended` (is ok now), `new`, `gone`, or `unjudged` (ok in
             both runs, but they have no figure in common).
-        metric: what was compared.
+        metric: compared quantity.
         old: the figure before, or None.
         new: the figure after, or None.
         worse: how many times worse it became (below 1: better); 0 where it cannot be said.
@@ -87,7 +87,7 @@ class Difference:
     """Two runs, compared.
 
     Attributes:
-        causes: what is another in the manifest: `cudnn 9.19.0 -> 9.20.0`.
+        causes: differences of the manifests: `cudnn 9.19.0 -> 9.20.0`.
         changes: row by row, the worst first.
     """
 
@@ -96,7 +96,7 @@ class Difference:
 
     @property
     def regressions(self) -> tuple[Change, ...]:
-        """What became worse beyond the spread, or broke."""
+        """Rows that became worse beyond the spread, or fail now."""
         return tuple(change for change in self.changes if change.bad)
 
     def lines(self) -> list[str]:
@@ -176,7 +176,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def causes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What the manifests have another of: device, versions, clocks, commit, protocol."""
+    """Differences of the manifests: device, versions, clocks, commit, protocol."""
     found: list[str] = []
     for label, before, after in (
         ("device", old.get("target", {}).get("name", ""), new.get("target", {}).get("name", "")),

@@ -11,7 +11,7 @@ _MARKS = {"regression": "bad", "broken": "bad", "improvement": "good", "mended":
 
 
 def difference_sheet(changes: Difference, old: Run, new: Run) -> Sheet:
-    """What changed, worst first; both manifests at the foot."""
+    """The changes, worst first; both manifests at the foot."""
     bad = len(changes.regressions)
     cards = (
         Card(str(bad), "regressions beyond the spread" if bad != 1 else "regression beyond the spread", good=not bad),

@@ -1,4 +1,4 @@
-"""The manifest of a run file: with what device, clocks, driver, versions, commit and protocol it was measured."""
+"""The manifest of a run file: device, clocks, driver, versions, commit and protocol of the measurements."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_manifest(
     Args:
         device: `cpu` or `cuda`.
         protocol: how a figure is taken, in a line for people.
-        request: what was asked for, as JSON: the command's name and its options. A file is resumed only by the same request.
+        request: the command's name and its options, as JSON. A file is resumed only by the same request.
         notes: lines for people.
 
     Raises:
@@ -85,7 +85,7 @@ def commit() -> str:
 
 
 def cpu_clocks(directory: Path = Path("/sys/devices/system/cpu/cpu0/cpufreq")) -> dict[str, str]:
-    """What Linux says of the clock: governor, least and most MHz; empty where it says nothing (virtual machines)."""
+    """The CPU's clock as Linux reports it: governor, least and most MHz; empty where it does not (virtual machines)."""
     found: dict[str, str] = {}
     for name, file, scale in (
         ("governor", "scaling_governor", 0),
@@ -101,7 +101,7 @@ def cpu_clocks(directory: Path = Path("/sys/devices/system/cpu/cpu0/cpufreq")) -
 
 
 def gpu_clocks() -> dict[str, str]:
-    """What nvidia-smi says of the GPU's clocks and power now; empty where it cannot be asked."""
+    """The GPU's clocks and power now, from nvidia-smi; empty where that cannot run."""
     names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu", "persistence_mode")
     words = ask_gpu(*names)
     return dict(zip(names, words, strict=True)) if words else {}
@@ -118,7 +118,7 @@ def ask_gpu(*fields: str, units: bool = True) -> list[str]:
 
 
 def ask_tool(command: Sequence[str]) -> str:
-    """What a tool on the PATH prints; empty where it is absent or fails."""
+    """Output of a tool on the PATH; empty where it is absent or fails."""
     tool = shutil.which(command[0])
     if tool is None:
         return ""

@@ -1,4 +1,4 @@
-"""Rows of run files: what one provider did with one subject, with its figures. Plain data; no torch."""
+"""Rows of run files: the figures of one provider on one subject. Plain data; no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Figure:
     """One measured quantity: its median and its 20th and 80th percentiles; all equal where it was taken once.
 
     Attributes:
-        metric: what is measured (`latency_ms`, `images_per_s`, `peak_memory_bytes`, `compile_s`, ...); named with its unit.
+        metric: measured quantity (`latency_ms`, `images_per_s`, `peak_memory_bytes`, `compile_s`, ...); named with its unit.
         unit: the same unit for people (`ms`, `1/s`, `B`, `s`, `J`).
         p50: median.
         p20: 20th percentile of the samples.
@@ -54,7 +54,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one provider did with one subject in one setting.
+    """Result of one provider on one subject in one setting.
 
     Attributes:
         subject: the net, or a problem's key.
@@ -65,9 +65,9 @@ class Row:
         batch: images of one call.
         dtype: `fp32`, `fp16` or `bf16`.
         numerics: rounding that was allowed (`strict`, `as_torch`, `half`).
-        axes: what else was varied, by name (`{"gpus": 2, "scaling": "weak"}`): part of the row's key.
+        axes: other varied quantities, by name (`{"gpus": 2, "scaling": "weak"}`): part of the row's key.
         setting: how the provider was set, in words ("channels_last, cudnn.benchmark").
-        figures: what was measured; empty unless `ok`.
+        figures: measurements; empty unless `ok`.
         noisy: the samples scattered more than they should, even when they were taken again.
         notes: lines for people.
         detail: JSON that some kinds add (time by layer kind, an ablation's steps); the page knows their names.
@@ -100,7 +100,7 @@ class Row:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What names a row in its run and finds its like in another run."""
+        """Identifies a row in its run, and the same row in another run."""
         axes = tuple(sorted(self.axes.items()))
         return (self.subject, self.mode, self.batch, self.dtype, self.numerics, axes, self.provider)
 

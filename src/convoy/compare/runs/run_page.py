@@ -1,4 +1,4 @@
-"""Run files as a sheet: what a person reads of a comparison, of options, of a study, of scaling."""
+"""Run files as a page: of a comparison, of options, of a study, of scaling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convoy.report.sheet import Card, Section, Sheet, table_of
 
 TITLES: Final = {
     "compare": "Frameworks side by side",
-    "options": "What options are worth",
+    "options": "Options of PyTorch",
     "study": "Convolution algorithms",
     "scaling": "Training on several GPUs",
 }

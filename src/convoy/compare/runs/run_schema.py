@@ -1,4 +1,4 @@
-"""What the free parts of a run file may hold, a row's `detail` and the manifest: pages build on these types. No torch."""
+"""Schema of a run file's free parts, a row's `detail` and the manifest: pages rely on these types. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run files: what a comparison, an options search, a study or a scaling run measured, as JSON of one form.
+"""Run files: the results of a comparison, an options search, a study or a scaling run, as JSON of one form.
 
 See docs/how-to/compare.md.
 
@@ -25,7 +25,7 @@ from convoy.untrusted import read_json
 SCHEMA: Final = 1
 
 KINDS: Final = ("compare", "options", "study", "scaling")
-"""What a run file may hold."""
+"""Kinds of runs."""
 
 LARGEST_BYTES: Final = 64 << 20
 MOST_ROWS: Final = 200_000
@@ -41,7 +41,7 @@ class Run:
         kind: one of `KINDS`.
         manifest: device and protocol (`convoy.compare.runs.manifest`): JSON with `date`, `target`, `versions`, `protocol`,
             `commit`, `request` at least.
-        rows: what was measured, in the order of measuring.
+        rows: results, in the order of measuring.
         schema: version of the form.
     """
 
@@ -63,7 +63,7 @@ class Run:
     def resumes(self, other: Run) -> bool:
         """Whether rows of `other`, an older state of a file, may stand here: same request, device, versions, protocol.
 
-        What was installed since has measured none of them; what was there must be there as it was.
+        Packages installed since then measured none of the rows. Packages that were installed must have the same versions.
         """
         names = ("request", "target", "protocol", "commit")
         same = all(self.manifest.get(name) == other.manifest.get(name) for name in names)
@@ -102,7 +102,7 @@ def write(run: Run, path: Path) -> None:
 
 
 def _storable(value: Any) -> Any:
-    """The same with what UTF-8 cannot hold, such as bytes of a file's name, replaced: `read` would refuse it."""
+    """The same, with parts that UTF-8 cannot hold (bytes of a file's name) replaced: `read` would refuse them."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
@@ -116,7 +116,7 @@ def read(path: Path) -> Run:
     """Read a run file and check everything in it.
 
     Raises:
-        InputError: no regular file, too large, no JSON, another schema, or a field that is not what it must be; it is named.
+        InputError: no regular file, too large, no JSON, another schema, or a field of the wrong type or value, which is named.
     """
     return from_dict(read_json(path, LARGEST_BYTES, "run", most_values=MOST_VALUES), str(path))
 
@@ -127,7 +127,7 @@ def resumed(path: Path, fresh: Run, *, again: bool = False) -> Run:
     Args:
         path: where the run is written after each row.
         fresh: the run that is about to begin, without rows.
-        again: leave what is there; it is overwritten by the first `write`.
+        again: ignore the existing file; the first `write` overwrites it.
 
     Raises:
         InputError: the file is no run file, or another request's, device's, version's or commit's.

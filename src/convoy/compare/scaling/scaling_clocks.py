@@ -15,7 +15,7 @@ Kernel = tuple[str, float, float]
 """A kernel's name, its beginning and its end, microseconds."""
 
 COLLECTIVE: Final = "nccl"
-"""What the names of NCCL's kernels begin with, in lower case."""
+"""Prefixes of the names of NCCL's kernels, in lower case."""
 
 WARM_UPS: Final = 3
 LINK_BYTES: Final = {"cuda": 256 << 20, "cpu": 16 << 20}
@@ -29,7 +29,7 @@ def wait(device: torch.device) -> None:
 
 
 def peak_bytes(step: Step, device: torch.device) -> float | None:
-    """The peak of some steps alone, without what preparing them took (Convoy checks its gradients in float64)."""
+    """The peak of some steps alone, without their preparation (Convoy checks its gradients in float64)."""
     if device.type != "cuda":
         return None
     torch.cuda.reset_peak_memory_stats(device)
@@ -84,7 +84,7 @@ def _fastest(step: Step, device: torch.device) -> float:
 
 
 def launches(step: Step, device: torch.device) -> dict[str, float]:
-    """What the host takes to launch a step, and how long the GPU waits for it: the step's time beyond that of its kernels."""
+    """The host's time to launch a step, and the GPU's waiting time: the step's time minus that of its kernels."""
     if device.type != "cuda":
         return {}
     wait(device)
@@ -130,7 +130,7 @@ def _busy_s(step: Step, device: torch.device) -> float:
 
 
 def _kernels(step: Step, device: torch.device) -> list[Kernel]:
-    """What runs on the device in a step."""
+    """Kernels that run on the device in a step."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         step()
         wait(device)

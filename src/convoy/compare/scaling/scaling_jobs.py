@@ -1,4 +1,4 @@
-"""Data-parallel training over processes: what is asked for, the jobs that it takes, and the rows that come of their results.
+"""Data-parallel training over processes: the request, its jobs, and the rows of their results.
 
 A job is one number of processes with one provider, started by torchrun (`scaling_launch`) and measured by `scaling_worker`.
 """
@@ -53,7 +53,7 @@ DIFFERENCES: Final = ("exposed_ms", "group_ms", "input_ms")
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequest:
-    """What is asked for.
+    """A scaling run as requested.
 
     Attributes:
         model: the net's name, as `convoy.zoo.load_model` takes it.
@@ -94,7 +94,7 @@ class ScaleRequest:
     trust: bool = False
 
     def check(self, available: int) -> None:
-        """Refuse what cannot be.
+        """Refuse a request that cannot run.
 
         Args:
             available: GPUs of this host; on a CPU, its cores.
@@ -140,8 +140,8 @@ class ScalingJob:
     """One start of torchrun.
 
     Attributes:
-        request: what is asked for.
-        provider: who trains.
+        request: the whole run.
+        provider: of the training step.
         processes: on each host.
         scaling: `weak` or `strong`.
     """
@@ -166,7 +166,7 @@ class ScalingJob:
         return {"provider": self.provider, "batch": self.batch, "request": asdict(self.request)}
 
     def row(self, **values: Any) -> Row:
-        """Its row, with what was found."""
+        """Its row, with a result."""
         request = self.request
         return Row(
             subject=request.model,
@@ -188,12 +188,12 @@ def jobs(request: ScaleRequest) -> Iterator[ScalingJob]:
 
 
 def result_row(job: ScalingJob, result: Mapping[str, Any]) -> Row:
-    """The row of what the first process wrote."""
+    """The row of the result that rank 0 wrote."""
     rounds: Mapping[str, Sequence[float]] = result["rounds"]
     step = rounds_figure("step_ms", rounds["step"])
     figures = [step]
     if "compute" in rounds:
-        # One process has nobody to talk to: what its group costs is buckets, hooks and copies, and no communication.
+        # One process does not communicate: the cost of its group is buckets, hooks and copies.
         name = "exposed_ms" if job.world > 1 else "group_ms"
         figures.append(rounds_figure("compute_ms", rounds["compute"]))
         figures.append(_difference(name, rounds["step"], rounds["compute"]))
@@ -218,7 +218,7 @@ def result_row(job: ScalingJob, result: Mapping[str, Any]) -> Row:
 
 
 def _difference(metric: str, more: Sequence[float], less: Sequence[float]) -> Figure:
-    """What one kind of round takes longer than the other, round by round: what slows a whole round down is in neither."""
+    """Difference of two kinds of rounds, round by round: a disturbance of a whole round cancels."""
     return rounds_figure(metric, [one - other for one, other in zip(more, less, strict=True)])
 
 
@@ -251,7 +251,7 @@ def with_efficiency(rows: Sequence[Row]) -> list[Row]:
 
 
 def _series(row: Row) -> tuple[object, ...]:
-    """What rows of one line have in common. Batches of strong scaling differ from row to row."""
+    """Fields that the rows of one line share. Batches of strong scaling differ from row to row."""
     return (
         row.subject,
         row.provider,

@@ -21,14 +21,14 @@ from convoy.compare.scaling.scaling_jobs import ScalingJob, result_row
 WORKER: Final = "convoy.compare.scaling.scaling_worker"
 
 LAUNCHER: Final = "CONVOY_LAUNCHER"
-"""Environment variable that tells a worker who started its torchrun: when that is gone, killed perhaps, so is the worker."""
+"""Environment variable with the process that started torchrun: when that process is gone, the worker ends."""
 
 GRACE_S: Final = 10.0
 """How long torchrun may take to end its workers; a worker whose torchrun is gone ends by itself."""
 
 _SAID_BYTES: Final = 20_000
 _LINE: Final = 300
-"""Most characters of what a process said that go into a row."""
+"""Most characters of a process's output that go into a row."""
 
 _KILLED: Final = re.compile(r"Signal \d+ \((?!SIGTERM)(SIG\w+)\)")
 """How torchrun tells of a worker that a signal ended; SIGTERM is its own, for those that are left."""
@@ -36,14 +36,14 @@ _KILLED: Final = re.compile(r"Signal \d+ \((?!SIGTERM)(SIG\w+)\)")
 _LAST_WORDS: Final = re.compile(
     r"^\s*(terminate called.*|what\(\): .*|Fatal Python error: .*|FATAL: .*)$", re.MULTILINE
 )
-"""What C++ and Python say when they abort."""
+"""Messages of C++ and Python when they abort."""
 
 
 def command(job: ScalingJob, folder: Path) -> list[str]:
     """The argument list that starts a job.
 
     Args:
-        job: what is started.
+        job: to start.
         folder: where the worker finds `job.json` and writes its results.
     """
     request = job.request
@@ -63,7 +63,7 @@ def run(job: ScalingJob, make: Callable[[ScalingJob, Path], Sequence[str]] = com
     """Run a job to its end.
 
     Args:
-        job: what is run.
+        job: to run.
         make: gives the argument list.
 
     Returns:
@@ -95,7 +95,7 @@ def run(job: ScalingJob, make: Callable[[ScalingJob, Path], Sequence[str]] = com
 
 
 def _port_in_use(job: ScalingJob) -> str:
-    """A line where the first host's port is taken: torchrun would wait there for whoever has it."""
+    """A line if the first host's port is in use: torchrun would wait for the process that holds it."""
     request = job.request
     if request.nodes == 1 or request.node_rank > 0:
         return ""
@@ -134,7 +134,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _conclude(job: ScalingJob, folder: Path, code: int, said: IO[bytes]) -> Row | None:
-    """The row of what was written, or of what went wrong."""
+    """The row of the result, or of the failure."""
     result = _read(folder / "result.json")
     if code == 0 and result is not None:
         return result_row(job, result)
@@ -159,7 +159,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _stages(folder: Path) -> str:
-    """What each process was last at."""
+    """The last stage of each process."""
     found = {
         path.stem.partition("-")[2]: path.read_text(encoding="utf-8") for path in sorted(folder.glob("stage-*.txt"))
     }
@@ -167,7 +167,7 @@ def _stages(folder: Path) -> str:
 
 
 def explain(words: str, code: int) -> str:
-    """One line from what torchrun printed."""
+    """One line of torchrun's output."""
     if re.search(r"EADDRINUSE|address already in use", words, re.IGNORECASE):
         port = re.search(r"port:? ?\(?(\d{2,5})", words)
         which = f"port {port[1]}" if port else "the port of --endpoint"

@@ -1,4 +1,4 @@
-"""What a scaling run found, as tables, lines of text and charts: for the terminal and for the page."""
+"""Results of a scaling run, as tables, lines of text and charts: for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINK_CAPTION: Final = (
 """Of the second table, which has the terms of the bound."""
 
 SCHEDULE: Final = "streams:"
-"""What a plan's notes on its schedule begin with."""
+"""Beginnings of a plan's notes on its schedule."""
 
 PARTS: Final = ("kernels", "launches", "exposed communication", "process group", "input")
 """Where a step's time goes, with its batch from the host; on a CPU, and where nobody may profile, launches count as kernels."""
@@ -56,13 +56,13 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def _remark(row: Row) -> str:
-    """What must be known of a row beside its figures."""
+    """Remarks on a row."""
     words = {BASELINE_KEPT: BASELINE_KEPT in row.setting, "noisy": row.noisy}
     return ", ".join(word for word, holds in words.items() if holds)
 
 
 def link_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A line for each row with figures: the terms of the bound, what stands against it, and what the host does."""
+    """A line for each row with figures: the terms of the bound, the measured time, and the host's time."""
     lines: list[tuple[str, ...]] = []
     for row in rows:
         if not row.ok:
@@ -91,7 +91,7 @@ def exposed(row: Row) -> Figure | None:
 
 
 def _group(row: Row) -> Figure | None:
-    """What the process group costs one process; older files have it as exposed communication."""
+    """The cost of the process group on one process; older files call it exposed communication."""
     return row.figure("group_ms") or (row.figure("exposed_ms") if int(row.axes["gpus"]) == 1 else None)
 
 
@@ -109,7 +109,7 @@ def settings(rows: Sequence[Row]) -> list[str]:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What providers have to say of their rows, each line once, with the rows that it is of.
+    """Notes of the providers, each line once, with the rows that it belongs to.
 
     How each row's schedule was found stands in the run file alone: a dozen lines for every number of GPUs.
     """

@@ -33,7 +33,7 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
     Args:
         job: `Job.to_dict()`.
         device: this process's own.
-        stage: told what begins.
+        stage: called with the name of each stage.
     """
     request = job["request"]
     stage("building the model")

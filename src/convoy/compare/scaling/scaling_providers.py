@@ -1,4 +1,4 @@
-"""What trains a net on several GPUs: PyTorch's DistributedDataParallel, and Convoy's step in the same process group.
+"""Providers of data-parallel training: PyTorch's DistributedDataParallel, and Convoy's step in the same process group.
 
 The learning rate is 0, so that parameters stay equal on all processes although some rounds leave the gradients apart: the kernels
 are those of training.
@@ -36,12 +36,12 @@ AUXILIARY: Final = 0.3
 
 @dataclass(slots=True)
 class ProviderSteps:
-    """What a provider offers.
+    """The steps of a provider.
 
     Attributes:
         steps: by name: `step`, all-reduce included; `compute`, without; `input`, with the batch copied from the host.
         setting: how the provider is set, in words.
-        peak_bytes: most that PyTorch held on the GPU during some steps, what is trained and the batch included; None on a CPU.
+        peak_bytes: most that PyTorch held on the GPU during some steps, model and batch included; None on a CPU.
         notes: lines for people.
     """
 
@@ -75,7 +75,7 @@ class TrainingSetup:
 
     @staticmethod
     def of(request: Mapping[str, Any], batch: int, device: torch.device) -> TrainingSetup:
-        """What a request trains, made on a device."""
+        """Make a request's model and batch on a device."""
         name = request["model"]
         model = load_model(name, trust=request["trust"]).to(device).to(memory_format=torch.channels_last)
         wanted, size = preprocessing(name), request["size"]
@@ -94,7 +94,7 @@ class TrainingSetup:
 
     @property
     def gradient_bytes(self) -> int:
-        """What is sent, step by step."""
+        """Bytes that each step sends."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -190,4 +190,4 @@ PROVIDERS: Final[dict[str, Callable[[TrainingSetup, Mapping[str, Any], Stage], P
     "torch.ddp": _ddp,
     "convoy": _convoy,
 }
-"""By name, what prepares training."""
+"""By name: the function that prepares training."""

@@ -1,6 +1,6 @@
-"""What torchrun starts, once a GPU: sets up the process group, measures, and lets the first process write the result.
+"""The process that torchrun starts for each GPU: it sets up the process group and measures; rank 0 writes the result.
 
-Every end is told: `result.json` by the first process of all, `error-RANK.json` by whoever fails, `stage-RANK.txt` always.
+Each outcome has a file: `result.json` by rank 0, `error-RANK.json` by a process that fails, `stage-RANK.txt` always.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> NoReturn:
     except Exception as error:  # whatever it is, it becomes this process's line, and torchrun ends the others
         _write(folder / f"error-{rank}.json", {"status": _status(error), "reason": f"process {rank}: {_line(error)}"})
         os._exit(1)  # a process group with a dead member may hang in its own end
-    # All is told. Nobody leaves while others still measure; whose end comes first may reset the connection of who waits here.
+    # The result is written. Processes leave together: one that ends first may reset the connection of one that waits here.
     with contextlib.suppress(RuntimeError):
         dist.barrier()
     # Taking a process apart may still fail: a captured step holds NCCL's communicator, whose own end would wait for that step for
@@ -83,7 +83,7 @@ def _write(path: Path, data: dict[str, Any]) -> None:
 
 
 def _end_with_parents() -> None:
-    """End when torchrun is gone or who started it: all are sessions of their own, and nobody else would end them."""
+    """End when torchrun or the process that started it is gone: each has its own session, so nothing else would end this one."""
     parent, launcher = os.getppid(), int(os.environ.get(LAUNCHER, "0"))
 
     def watch() -> None:

@@ -27,13 +27,13 @@ from convoy.tune.criteria import Criteria
 Report = Callable[[int, int, str], None]
 
 Joules = Callable[[Measurement], float | None]
-"""Energy of one launch of what a row measured; None where it cannot be had."""
+"""Joules of one launch of a row's config; None where unknown."""
 
 SPECIAL: Final = {"fft_tiled": "tiled fft", "pruned": "pruned"}
 """Algorithms that an engine's id tells better than its family."""
 
 SKIPPING: Final = "zero-skipping"
-"""What an engine that skips zeros does where its config is for an input that has some."""
+"""Suffix of the algorithm of an engine that skips zeros, where its config is for an input with zeros."""
 
 NOISY: Final = 0.10
 """A relative spread above this is noise; the search takes its samples in turn and drops rounds that were slow for all."""
@@ -62,10 +62,10 @@ class AlgorithmStudy:
 
     Attributes:
         target: the device.
-        settings: what is allowed, and how much is tried.
-        database: what is known, and where new rows go.
-        runner: who measures.
-        engine_ids: who competes.
+        settings: numerics, effort and engines.
+        database: known rows; new rows are added.
+        runner: measures candidates.
+        engine_ids: of the engines that compete.
         joules: energy of a launch; None: it is not asked for.
         measured: candidates measured now.
         from_database: candidates that were known.
@@ -86,7 +86,7 @@ class AlgorithmStudy:
     _layers: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
 
     def rows(self, points: Sequence[SweepPoint], report: Report | None = None) -> list[Row]:
-        """Measure some points together and say what each algorithm takes there; a failure is a row too."""
+        """Measure some points together and return the row of each algorithm; a failure is a row too."""
         problems = [problem for point in points for problem in point.problems()]
         found = search(
             problems,
@@ -101,14 +101,14 @@ class AlgorithmStudy:
         return [row for point in points for row in self._point(point, found)]
 
     def count(self, found: SearchResult) -> None:
-        """Add what was measured, known and predicted."""
+        """Add the numbers of measured, known and predicted candidates."""
         self.measured += found.measured
         self.from_database += found.from_database
         self.problems += len(found.rows)
         self.predicted += found.predicted
 
     def counted(self) -> str:
-        """What was measured, known and predicted, in words."""
+        """The numbers of measured, known and predicted candidates, in words."""
         known = f"{self.measured} candidates measured, {self.from_database} from the database"
         return known + (f", {self.predicted} of {self.problems} problems predicted" if self.predicted else "")
 

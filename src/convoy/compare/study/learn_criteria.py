@@ -102,10 +102,10 @@ def learn(rows: Sequence[Measurement], target: Target, *, protocol: str, commit:
     """Criteria from measurements of one target.
 
     Args:
-        rows: what was measured.
+        rows: measurements.
         target: where.
         protocol: id of the protocol; rows of another one are left out.
-        commit: what learns them.
+        commit: of the code that learns them.
 
     Raises:
         InputError: no layer was measured with two engines.
@@ -135,7 +135,7 @@ def learn(rows: Sequence[Measurement], target: Target, *, protocol: str, commit:
 
 
 def _cost(behind: Matrix) -> Matrix:
-    """What choosing each engine costs on each layer."""
+    """Cost of choosing each engine on each layer."""
     return np.minimum(1.0, behind / math.log1p(WRONG)) + TAIL * np.minimum(3.0, behind)
 
 
@@ -147,7 +147,7 @@ def _grow(features: Matrix, behind: Matrix, engines: Sequence[str], depth: int) 
 def _cut(
     features: Matrix, behind: Matrix, cost: Matrix, engines: Sequence[str], depth: int
 ) -> tuple[TreeNode, float, int]:
-    """A node with what choosing by it costs and how many leaves it has: a leaf, unless what grows below saves enough."""
+    """A node with its cost and number of leaves: a leaf, unless the subtree below saves enough."""
     here = float(cost.sum(0).min())
     split = _best_split(features, cost) if depth else None
     if split is not None:
@@ -203,7 +203,7 @@ def _remains(low: Matrix, high: Matrix, left: NDArray[np.int64], count: int, squ
 
 
 def round_between(low: float, high: float) -> float:
-    """The number with the fewest digits in [low, high), nearest to the geometric middle: what a person would write."""
+    """The number with the fewest digits in [low, high), nearest to the geometric mean: a number that a person would write."""
     middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
     for digits in range(1, 17):
         number = float(f"{middle:.{digits - 1}e}")
@@ -244,7 +244,7 @@ class CriteriaCheck:
 
     @staticmethod
     def of(fractions: Sequence[float]) -> CriteriaCheck:
-        """From each layer's best time over the time of what was chosen."""
+        """From each layer's best time over the chosen engine's time."""
         count = len(fractions)
         if not count:
             return CriteriaCheck(0, 0.0, 0.0, 0.0)

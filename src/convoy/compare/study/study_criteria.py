@@ -1,4 +1,4 @@
-"""Criteria in a study's run file: what was learned and how good it is, as JSON of its manifest, as lines and as a table."""
+"""Criteria in a study's run file: the learned rules and their quality, as JSON of its manifest, as lines and as a table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def to_dict(found: Criteria | None, checked: CriteriaCheck | str = "") -> dict[s
     """Plain data for the manifest.
 
     Args:
-        found: what was learned; None where there was too little to learn from.
+        found: learned criteria; None where there were too few layers.
         checked: how good those of the swept layers are on the listed ones, or why that is not known.
     """
     if found is None:
@@ -52,7 +52,7 @@ def section(manifest: Mapping[str, Any]) -> list[Section]:
     if not data:
         return []
     about = (
-        f"Which engines are fastest on what kind of layer, learned from {data['layers']} layers of this machine; effort `none`"
+        f"Which engines are fastest on which kind of layer, learned from {data['layers']} layers of this machine; effort `none`"
         " asks this. In brackets, how far behind the best an engine was there on average."
     )
     if not data["rules"]:
@@ -68,7 +68,7 @@ def leaf_rows(lines: Sequence[str]) -> list[tuple[str, str, int]]:
     """Each end of the questions (`convoy.tune.criteria.rules`) by itself: a table that sorts must not need its order.
 
     Returns:
-        What holds there, the engines, and how many layers were measured.
+        The condition, the engines, and the number of measured layers.
 
     Raises:
         ValueError: lines that are no rules.

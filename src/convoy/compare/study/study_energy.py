@@ -33,7 +33,7 @@ def gpu_counter() -> Callable[[], float] | None:
 def launch_joules(
     target: Target, counter: Callable[[], float], extra: tuple[str, ...] = (), seconds: float = SECONDS
 ) -> Callable[[Measurement], float | None]:
-    """A function that gives the joules of one launch of what a row measured; None where it cannot be run again.
+    """A function that returns the joules of one launch of a row's config; None where it cannot be run again.
 
     Args:
         target: the device.
@@ -68,7 +68,7 @@ def launch_joules(
 
 
 def _in_a_row(launch: Callable[[], object], target: Target) -> tuple[Callable[[], object], int]:
-    """What to run again and again, and how many launches that is: a graph of many on a GPU.
+    """The function to repeat, and how many launches it makes: a graph of many on a GPU.
 
     Launched by the host one at a time, a kernel of 3 us leaves the device idle for 10: that power was counted as its own, up to
     3 kW of it (H200, 700 W).

@@ -1,4 +1,4 @@
-"""What a study found, as tables, lines of text and charts: for the terminal and for the page."""
+"""Results of a study, as tables, lines of text and charts: for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERY_HEADS: Final = (
 
 
 def layer_table(rows: Sequence[Row]) -> Table:
-    """A line for each layer: the winner, and who comes second."""
+    """A line for each layer: the winner and the second."""
     lines = [_winner(own) for own in best_by_point(rows)]
     return _without_empty(Table(HEADS, tuple(lines), numbers=(2, 3, 4, 5, 7)))
 
@@ -102,7 +102,7 @@ def _predicted(row: Row) -> str:
 
 
 def strategy_notes(rows: Sequence[Row]) -> list[str]:
-    """What must be known of the figures of strategies, each line once."""
+    """Notes on the figures of strategies, each line once."""
     return list(dict.fromkeys(f"{row.subject}: {note}" for row in rows for note in row.notes))
 
 
@@ -139,7 +139,7 @@ CHARTS: Final = (
 
 
 def charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """(what it says in words, SVG) for each curve and each figure that was taken: time, workspace, energy."""
+    """(caption, SVG) for each curve and each measured quantity: time, workspace, energy."""
     found: list[tuple[str, str]] = []
     for curve in curves(rows):
         for metric, label in CHARTS:

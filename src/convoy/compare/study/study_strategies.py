@@ -26,7 +26,7 @@ layer; the optimum."""
 
 
 def strategies(net: Net, settings: Settings, database: Database, observer: Observer) -> tuple[list[Row], SearchResult]:
-    """Measure a captured net and give each strategy its row, and what was measured for it; one not possible says why."""
+    """Measure a captured net and return each strategy's row and the search result; an impossible strategy has a reason."""
     net = with_counted_zeros(net, settings, observer)
     found = measure(net, settings, database, observer)
     problem = offered_candidates(net, found, settings)
@@ -43,7 +43,7 @@ def strategy_rows(problem: SelectionProblem, about: Mapping[str, Any], found: Se
     """A row for each strategy.
 
     Args:
-        problem: what is on offer.
+        problem: the candidates.
         about: fields that all rows share.
         found: where the times come from: rows say how many of them are predicted.
     """

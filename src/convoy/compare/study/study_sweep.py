@@ -15,7 +15,7 @@ from convoy.errors import InputError
 from convoy.problem import ConvProblem, WeightMask
 
 BASE: Final = ConvProblem(1, 128, 28, 28, 128, 3, 3, 1, 1)
-"""What is swept around: a layer of the middle of a ResNet, which every algorithm can do."""
+"""Base of the sweeps: a layer of the middle of a ResNet, which every algorithm supports."""
 
 SWEEPS: Final[dict[str, tuple[int, ...]]] = {
     "batch": (1, 2, 4, 8, 16, 32, 64),
@@ -26,7 +26,7 @@ SWEEPS: Final[dict[str, tuple[int, ...]]] = {
     "stride": (1, 2, 4),
     "sparsity": (0, 50, 75, 90, 95),
 }
-"""What may be swept, and where it is looked at. `sparsity` is the percentage of zeros among the weights."""
+"""Sizes that may be swept, and their values. `sparsity` is the percentage of zeros among the weights."""
 
 SEED: Final = 0
 """Of the zeros' places: the same in every run, so that a second one finds its rows."""
@@ -50,7 +50,7 @@ class SweepPoint:
     """One layer of a study.
 
     Attributes:
-        subject: the curve that it lies on (`sweep:batch`), or what names the layer in its file (`alexnet:3`).
+        subject: its curve (`sweep:batch`), or the layer's name in its file (`alexnet:3`).
         axes: the swept size and its value; empty for a file's layer.
         problem: the layer in nchw; it is measured in every memory format.
     """
@@ -66,11 +66,11 @@ class SweepPoint:
 
 
 def sweep_points(names: Sequence[str], base: ConvProblem, device: str) -> list[SweepPoint]:
-    """The points of some sweeps; what a point cannot be (a filter larger than the image) is left out.
+    """The points of some sweeps; impossible ones (a filter larger than the image) are left out.
 
     Args:
-        names: what to sweep, of `SWEEPS`.
-        base: what stays.
+        names: of `SWEEPS`.
+        base: the sizes that stay fixed.
         device: `cpu` or `cuda`.
 
     Raises:

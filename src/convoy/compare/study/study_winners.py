@@ -1,4 +1,4 @@
-"""Where the winner changes: the algorithms of each curve, point by point, and what there is to say of them in words."""
+"""Where the winner changes: the algorithms of each curve, point by point, and a summary in words."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SweepCurve:
 
     @property
     def title(self) -> str:
-        """What it shows, in words."""
+        """Caption."""
         return f"{self.axis}, {self.direction}, {self.dtype}"
 
 
@@ -94,7 +94,7 @@ def _curve(axis: str, direction: str, dtype: str, rows: Sequence[Row]) -> SweepC
 
 
 def stretches(curve: SweepCurve) -> list[WinnerRange]:
-    """Who wins where; a winner that is within `TIE` of the one before does not end its stretch."""
+    """The winner of each range; a winner within `TIE` of the one before does not begin a new range."""
     found: list[WinnerRange] = []
     every = curve.times()
     for index, value in enumerate(curve.values):
@@ -116,7 +116,7 @@ def stretches(curve: SweepCurve) -> list[WinnerRange]:
 
 
 def in_words(curve: SweepCurve) -> str:
-    """One line: who wins up to where, and by how much at the end of each stretch."""
+    """One line: the winner of each range, and its advantage at the end of the range."""
     parts: list[str] = []
     found = stretches(curve)
     for index, stretch in enumerate(found):

@@ -1,4 +1,4 @@
-"""A .pt2 file read as data: what is known to be harmless is taken over into a new archive, anything else is refused.
+"""A .pt2 file read as data: parts that are known to be harmless are copied into a new archive, all others are refused.
 
 `torch.export.load` runs code that a file holds in many ways: pickles of custom and opaque objects, symbolic sizes that sympy
 evaluates, guards and names that become Python source, targets such as `torch.os.system`. `read_program` therefore reads the

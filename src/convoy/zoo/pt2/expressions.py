@@ -160,7 +160,7 @@ _FUNCTIONS: Final[dict[str, tuple[int, int, Callable[..., Value]]]] = {
     "Or": (1, 10_000, lambda *a: any(a)),
     "Not": (1, 1, lambda a: not a),
 }
-"""Fewest and most arguments, and what is computed; the names that `sympy.srepr` and torch's own functions have."""
+"""Fewest and most arguments, and the function; the names that `sympy.srepr` and torch's own functions have."""
 
 _COMPARISONS: Final = {"==": "Eq", "!=": "Ne", "<": "Lt", "<=": "Le", ">": "Gt", ">=": "Ge"}
 

@@ -51,7 +51,7 @@ def checked(kind: Any, value: Any, where: str, rules: Mapping[str, Rule], depth:
 
     Args:
         kind: a data class, union, enumeration, container or plain type of the schema.
-        value: what the JSON holds there.
+        value: of the field in the JSON.
         where: path of the field, for messages.
         rules: by the class's name; called after the object's own fields were checked.
         depth: how deep it lies.

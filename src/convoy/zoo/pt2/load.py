@@ -23,7 +23,7 @@ _ENTRIES: Final = re.compile(
     r"|data/constants/(?:tensor_\d{1,9}|model_constants_config\.json)|extra/[\w.\-]{1,200}",
     re.ASCII,
 )
-"""What `torch.export.save` writes for a program of tensors and operators; extra files are not read."""
+"""Files that `torch.export.save` writes for a program of tensors and operators; extra files are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Pt2Program:
     """A program that torch can load, in which nothing is code.
 
     Attributes:
-        archive: a .pt2 file that holds what passed the check, in memory.
+        archive: a .pt2 file with the parts that passed the check, in memory.
         example: its example inputs: arguments and keyword arguments; None where the file has none.
         sizes: sizes of its inputs that may vary; in `archive` they are those of the example.
     """

@@ -71,7 +71,7 @@ class DynamicSizes:
     Attributes:
         inputs: by the input's name, its sizes: a number, or an expression of symbols.
         ranges: by symbol, the least and the largest value; None where there is no bound.
-        guards: what must hold of the sizes together.
+        guards: conditions that the sizes must meet together.
         keywords: names of the keyword arguments, in their order.
     """
 
@@ -88,7 +88,7 @@ def read_program_json(data: bytes) -> tuple[dict[str, Any], DynamicSizes]:
         The program with the example's sizes in place of symbolic ones, as JSON; and which sizes may vary.
 
     Raises:
-        RefusedError: something that is not on the list of what is allowed.
+        RefusedError: a part that is not on the list of allowed parts.
     """
     from torch._export.serde import schema
 

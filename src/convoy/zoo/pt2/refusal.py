@@ -1,13 +1,13 @@
-"""RefusedError: a part of a .pt2 file that is not on the list of what is allowed."""
+"""RefusedError: a part of a .pt2 file that is not on the list of allowed parts."""
 
 from __future__ import annotations
 
 
 class RefusedError(Exception):
-    """What was found, as a sentence; `load.py` turns it into an InputError that names the file.
+    """The part that was refused, as a sentence; `load.py` turns it into an InputError that names the file.
 
     Args:
-        found: what was found ("It holds data/constants/opaque_obj_0, a pickled object.").
+        found: the part that was refused ("It holds data/constants/opaque_obj_0, a pickled object.").
         is_code: whether the file may be sound and its owner may load it by trusting it; else it is damaged.
     """
 

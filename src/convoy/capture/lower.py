@@ -127,7 +127,7 @@ class _Lowering(NodeLowering):
 
 
 def _strides_of(node: fx.Node) -> tuple[int, ...] | None:
-    """How PyTorch lays a value out; None where elements share memory, which no kernel of ours writes."""
+    """Strides of a value in PyTorch; None if its elements share memory, which no kernel writes."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(
         s == 0 and size > 1 for s, size in zip(value.stride(), value.shape, strict=True)

@@ -32,7 +32,7 @@ class UnliftedError(Exception):
 
 
 class SharedGradientError(CaptureError):
-    """Two parameters have one value for gradient, as the biases of an LSTM: AOTAutograd's signature has no room for that."""
+    """Two parameters share one gradient value, like the biases of an LSTM; AOTAutograd's signature cannot express that."""
 
 
 class UnusedParametersError(CaptureError):

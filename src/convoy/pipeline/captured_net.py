@@ -1,4 +1,4 @@
-"""From copies of a model and its arguments to a captured net that may take the model's place."""
+"""Captures a copy of a model, and checks that the graph can replace the model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from convoy.target import Target
 
 
 def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: Target) -> Net:
-    """`capture_net` of a copy of an isolated model, which is left fit to be run; outputs' strides are those of a run of it.
+    """`capture_net` of a copy of an isolated model, with the output strides of a run of the model.
 
     Raises:
-        CaptureError: likewise; and where the model changes a number or word of its own in every call, as a counter in Python.
+        CaptureError: as `capture_net`, or the model changes a Python attribute in every call, such as a counter.
     """
-    twin = separate_copy(isolated.model)
-    before = attributes_of(twin)
-    net = capture_net(name, twin, isolated.args, isolated.kwargs, settings, target)
-    if attributes_of(twin) != before:  # a cache that the first call fills is no reason
+    copy = separate_copy(isolated.model)
+    before = attributes_of(copy)
+    net = capture_net(name, copy, isolated.args, isolated.kwargs, settings, target)
+    if attributes_of(copy) != before:  # a cache that the first call fills is allowed
         changed = _changed_in_every_call(isolated.another(), target.device)
         if changed:
             raise CaptureError(f"the model changes its attribute {changed} in every call, which a graph does not do")
@@ -36,15 +36,15 @@ def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: 
 
 
 def _stock_strides(captured: Captured, isolated: IsolatedCopy, device: str) -> tuple[tuple[int, ...] | None, ...]:
-    """How the model's own outputs lie in memory; as they were traced where it cannot be run.
+    """Strides of the model's own outputs; those of the traced graph if the model cannot be run.
 
-    PyTorch's fake tensors are wrong about tensors with one channel, whose strides fit nchw and nhwc: after an activation a CPU
-    takes them for nchw, and a traced graph for nhwc. So may the next convolution, whatever number of channels it makes.
+    Fake tensors may have other strides: the strides of a tensor with one channel fit nchw and nhwc, and after an activation a CPU
+    takes it for nchw, a traced graph for nhwc. The next convolution then has another output layout.
     """
     try:
         with torch.no_grad(), fixed_seed(), convolutions("as_torch", torch.device(device)):
             made = list(tensors_of(isolated.model(*isolated.args, **isolated.kwargs)))
-    except Exception:  # no room, or the user's code outside an exporter: the check of the whole net has words for it
+    except Exception:  # out of memory, or an error of the user's code: the end-to-end check reports it
         return captured.strides
     shapes = [captured.graph.values[name].spec.shape for name in captured.graph.outputs]
     if [tuple(tensor.shape) for tensor in made] != [tuple(shape) for shape in shapes]:
@@ -53,7 +53,7 @@ def _stock_strides(captured: Captured, isolated: IsolatedCopy, device: str) -> t
 
 
 def _changed_in_every_call(isolated: IsolatedCopy, device: str) -> str:
-    """Name of an attribute that a second call changes; empty where there is none."""
+    """Name of an attribute that a second call changes; empty if there is none."""
     found: list[dict[str, object]] = []
     with torch.no_grad(), convolutions("as_torch", torch.device(device)):
         for _ in range(2):

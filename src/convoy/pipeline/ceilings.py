@@ -1,4 +1,4 @@
-"""A device's ceilings for the report of a net, measured before anything of that net takes memory."""
+"""A device's roofline ceilings, measured before the net needs memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from convoy.measurement.failure import is_out_of_memory
 from convoy.program.recording import forget_library_workspaces
 from convoy.target import Target
 
-NO_CEILINGS: Final = (
-    "there was no room to measure the ceilings of the device: no layer has a floor, and there is no roofline"
-)
-"""What a plan says that was made without them."""
+NO_CEILINGS: Final = "the roofline ceilings could not be measured for lack of memory: the report has no floors"
+"""Note of a plan that was made without them."""
 
 
 def measure_ceilings(target: Target) -> Peaks | None:
-    """The ceilings, or None where there is no room for that; what it took is given back either way.
+    """The ceilings; None if measuring them does not fit in memory. The memory is freed in any case.
 
-    Beside a tuned net there may be none: of 606 MiB for all of ResNet-50 at batch 32 its plan left 50 (H100, commit c829457).
+    A tuned net may leave too little: of 606 MiB, ResNet-50 at batch 32 left 50 (H100, commit c829457).
     """
     refresh_memory_limit()
     try:
@@ -37,5 +35,5 @@ def measure_ceilings(target: Target) -> Peaks | None:
 
 
 def ceiling_notes(found: Peaks | None) -> list[str]:
-    """What to tell of a plan whose report lacks them."""
+    """Notes of a plan whose report has no ceilings."""
     return [NO_CEILINGS] if found is None else []

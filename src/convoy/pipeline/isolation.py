@@ -1,4 +1,4 @@
-"""Isolation: tuning runs copies of a model and of its arguments, and leaves what is process-global as it was.
+"""Isolation: tuning runs copies of a model and its arguments, and restores process-wide state.
 
 `isolate` makes the copies. `undisturbed` is held around a public call: one thread tunes at a time, for the exporter, the logging
 and warning filters, and PyTorch's flags are the process's; and random states, environment variables and flags are put back.
@@ -32,8 +32,8 @@ class IsolatedCopy:
 
     Attributes:
         model: a copy in evaluation mode (`separate_copy`).
-        args: copies, no two of which share memory.
-        kwargs: likewise.
+        args: copies of the arguments, no two of which share memory.
+        kwargs: copies of the keyword arguments, likewise.
     """
 
     model: nn.Module
@@ -41,11 +41,11 @@ class IsolatedCopy:
     kwargs: dict[str, Any]
 
     def another(self) -> IsolatedCopy:
-        """Another copy, of the state that this one is in now; parameters are shared again."""
+        """Another copy, of this copy's present state; parameters are shared."""
         return IsolatedCopy(separate_copy(self.model), *copied_arguments(self.args, self.kwargs))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Fresh copies of the arguments, for a call that may change them."""
+        """New copies of the arguments, for a call that may change them."""
         return copied_arguments(self.args, self.kwargs)
 
 
@@ -63,8 +63,8 @@ def isolate(
         model: not changed.
         args: likewise.
         kwargs: likewise.
-        share_parameters: whether the copy's parameters lie in the original's memory. A model that overrides `train` has its own
-            in any case: some merge weights there.
+        share_parameters: whether the copy's parameters share the original's memory. A model that overrides `train` always gets
+            parameters of its own: some merge weights there.
         evaluate: put the copy in evaluation mode; else it has the original's training flags.
 
     Raises:
@@ -80,14 +80,14 @@ def isolate(
 
 
 def overrides_train(module: nn.Module) -> bool:
-    """Whether a module does more than torch's own where it is switched between training and evaluation."""
+    """Whether a module overrides `train` or `eval` of torch's own classes."""
     kind = type(module)
     inside = kind.__module__.partition(".")[0] == "torch"
     return not inside and (kind.train is not nn.Module.train or kind.eval is not nn.Module.eval)
 
 
 def attributes_of(model: nn.Module) -> dict[str, object]:
-    """The numbers, words and sizes of collections that a model's modules hold in Python, by `module.attribute`."""
+    """Numbers, strings and summaries of collections in the attributes of a model's modules, by `module.attribute`."""
     found: dict[str, object] = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -99,7 +99,7 @@ def attributes_of(model: nn.Module) -> dict[str, object]:
 
 
 def repr_of(value: list[Any] | dict[Any, Any] | set[Any]) -> tuple[object, ...]:
-    """What a flat collection of numbers and words holds; other items by their types."""
+    """The numbers and strings of a collection; other items by their types."""
     items = list(value.items()) if isinstance(value, dict) else list(value)
     plain = (bool, int, float, str, type(None))
     return tuple(item if isinstance(item, plain) else str(type(item)) for item in pytree.tree_leaves(items))
@@ -107,7 +107,7 @@ def repr_of(value: list[Any] | dict[Any, Any] | set[Any]) -> tuple[object, ...]:
 
 @contextmanager
 def preserve_global_state() -> Iterator[None]:
-    """One thread at a time; random states, environment variables and flags are afterwards as they were before.
+    """Run one thread at a time, and restore random states, environment variables and flags afterwards.
 
     Held for the whole of a public call that tunes: of two that time programs at once, neither would learn the truth. Dynamo's own
     lock is taken first, which a call out of `torch.compile` holds already: the order is the same for all.
@@ -125,7 +125,7 @@ def preserve_global_state() -> Iterator[None]:
 
 
 def _random_states() -> Callable[[], None]:
-    """What puts the random states of torch, Python and NumPy back."""
+    """A function that restores the random states of torch, Python and NumPy."""
     cpu, python = torch.get_rng_state(), random.getstate()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     numpy = sys.modules.get("numpy")
@@ -156,7 +156,7 @@ def _environment() -> Callable[[], None]:
 
 
 def _flags() -> Callable[[], None]:
-    """What puts PyTorch's flags, the warning filters and the threshold of logging back, where a run has changed them."""
+    """A function that restores PyTorch's flags, the warning filters and `logging.disable`."""
     held = [(write, read()) for read, write in _switches()]
     reads = [read for read, _ in _switches()]
 
@@ -173,7 +173,7 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
 
 
 def _switches() -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
-    """How each flag is read and written."""
+    """For each flag, the functions that read and write it."""
     backends = torch.backends
     switches: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
         (torch.is_grad_enabled, torch._C._set_grad_enabled),

@@ -1,4 +1,4 @@
-"""What a launch costs beside its own time on a CPU: counted while choosing, left out of what is shown of a layer."""
+"""The overhead of a launch on a CPU. Selection adds it to the times of candidates; the times that are shown do not contain it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ chains (two cores of an EPYC 9004)."""
 
 
 def launch_us(config: EngineConfig, device: str, extra_engines: tuple[str, ...] = ()) -> float:
-    """Microseconds of a config's launch beside its own time: on a GPU they lie in one graph."""
+    """Overhead of a config's launch, microseconds; 0 on a GPU, where launches are nodes of one CUDA graph."""
     return INTERPRETED_US if device == "cpu" and not load_engine(config.engine, extra_engines).native else 0.0
 
 
 def with_launch_costs(problem: SelectionProblem, device: str, extra_engines: tuple[str, ...] = ()) -> SelectionProblem:
-    """A problem with what launches cost in every time, for the solvers."""
+    """A selection problem with the launch overhead added to every time, for the solvers."""
     if device != "cpu":
         return problem
 
@@ -34,12 +34,12 @@ def with_launch_costs(problem: SelectionProblem, device: str, extra_engines: tup
 
 
 def without_launch_costs(selection: Selection, problem: SelectionProblem, device: str) -> Selection:
-    """A choice among priced candidates, each with its own time again; totals keep what launches cost.
+    """A selection with the candidates' measured times again. Its totals keep the launch overhead.
 
     Args:
-        selection: of the priced problem.
-        problem: the problem without prices.
-        device: where it runs.
+        selection: the selection from the problem with overheads.
+        problem: the problem without overheads.
+        device: `cpu` or `cuda`.
     """
     if device != "cpu":
         return selection

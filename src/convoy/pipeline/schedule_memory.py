@@ -1,4 +1,4 @@
-"""Schedules that hold no more memory than is allowed: what fills a side stream at its fullest stays on the first stream."""
+"""Schedules within a memory limit: steps whose values fill a side stream's memory stay on the first stream."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ ORDERS: Final = 8
 
 
 class ScheduleMaker(Protocol):
-    """Puts steps on streams."""
+    """Assigns steps to streams."""
 
     def __call__(self, *, home: Collection[int], tries: int) -> tuple[Step, ...]:
-        """A schedule in which these steps, by index, stay on the first stream; the best of so many orders."""
+        """A schedule in which the steps with these indices stay on the first stream; the best of `tries` orders."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FittedSchedule:
-    """A schedule that holds what is allowed.
+    """A schedule within the memory limit.
 
     Attributes:
         steps: the schedule.
-        wanted_bytes: what it would hold if nothing had to stay on the first stream.
-        home: steps that stay there for it.
+        wanted_bytes: memory of the schedule without steps that must stay on the first stream.
+        home: number of steps that stay on the first stream.
     """
 
     steps: tuple[Step, ...]
@@ -49,18 +49,18 @@ def fit_in_memory(
     bytes_of: Callable[[BoundPlan], int],
     most_bytes: float,
 ) -> FittedSchedule | None:
-    """A schedule that holds no more than so many bytes; None where none is found.
+    """A schedule that holds at most `most_bytes`; None if none is found.
 
-    Memory that a stream gives back serves that stream alone, so what side streams hold at their fullest adds up, though it
-    may be in different layers. On the first stream the same work uses the same memory in turn. So the steps whose values lie in
-    the fullest side stream then go to the first one, and all are spread anew, until it is enough.
+    Memory freed on a stream serves that stream only, so the peaks of the side streams add up, also if they occur in different
+    layers. On the first stream the same work reuses memory. So the steps whose values make the largest side stream's peak move to
+    the first stream, and a new schedule is made, until the limit is kept.
 
     Args:
         spread: makes schedules.
-        steps: on one stream; `spread` counts in them.
-        bound_of: a schedule, bound.
-        bytes_of: what it holds.
-        most_bytes: what it may hold.
+        steps: steps on one stream, to which the indices of `spread` refer.
+        bound_of: binds a schedule.
+        bytes_of: memory of a bound schedule.
+        most_bytes: the limit.
     """
     index = {step.results: at for at, step in enumerate(steps)}
     home: set[int] = set()

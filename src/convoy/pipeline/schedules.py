@@ -1,4 +1,4 @@
-"""One plan, several schedules: how its launches are spread over streams is decided by the clock, not by the model."""
+"""Several schedules of one plan: they are timed, and the fastest one is used."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ def build_fastest(
     offered: SelectionProblem | None = None,
     collectives: Sequence[Collective] = (),
 ) -> tuple[Plan, Program]:
-    """Build the plan on one stream and, on a GPU, spread over several in some ways; keep what the clock says.
+    """Build the plan on one stream and, on a GPU, with several schedules on more streams; keep the fastest.
 
-    First the launches are spread as if they did not slow one another. What that takes says how much they do, and with the share
-    of the device that each was seen to take, schedules are made that begin side work only while there is room. Each is timed
-    beside the best so far, and replaces it where it is faster by more than the spread.
+    The first schedules assume that launches do not slow each other down. Their times show how much they do. With that and the
+    measured occupancy of each launch, further schedules start side work only while the device has free capacity. Each is timed in
+    turn with the best so far, and replaces it if it is faster by more than the spread.
 
-    Under a memory budget there is one stream: values that live side by side, and a workspace for each stream, were not counted.
+    Under a memory budget there is one stream: selection did not count concurrent values or a workspace for each stream.
 
     Args:
-        plan: on one stream.
-        net: what it is for.
+        plan: the plan, on one stream.
+        net: its net.
         settings: most streams and most memory.
-        offered: what else could run: side work may be given a config that takes less of the device, at effort full. Not where
-            results must be deterministic, for then all schedules of a choice have the same bits.
-        collectives: what sends results to other processes: work that leads up to them goes first. The clock is this process's
-            own, so they are not run here: what a schedule leaves of them for its end is added to its time.
+        offered: further candidates. At effort full, side work may get a config that occupies less of the device; not with
+            `deterministic`, where all schedules must have the same bits.
+        collectives: all-reduces of results: work that they wait for goes first. They are not run here; the part of them that a
+            schedule does not overlap is added to its time.
 
     Returns:
         The plan with its steps' streams, and its program.
@@ -99,7 +99,7 @@ def _build_fastest(
     contest = ScheduleSearch(
         plan.steps, serial, build, settings.stream_memory, _on_gpu, lambda steps: exposed_us(steps, collectives)
     )
-    del serial  # the contest lets go of it when it is beaten
+    del serial  # the search frees it when another schedule is faster
     bounds = f"the critical path alone {longest / 1e3:.3f} ms"
 
     def bound_of(steps: Sequence[Step]) -> BoundPlan:
@@ -133,7 +133,7 @@ def _build_fastest(
 
 
 def _shares(program: Program) -> tuple[float, ...]:
-    """Part of the device that each step takes; nothing where that cannot be seen, or no room is left to run them one by one."""
+    """Part of the device that each step occupies; empty if the profiler cannot tell, or if there is too little memory."""
     runnable = program.runnable
     assert isinstance(runnable, CudaGraphProgram)
     try:
@@ -146,7 +146,7 @@ def _shares(program: Program) -> tuple[float, ...]:
 
 
 def _shares_of(steps: Sequence[Step], build: Callable[[Sequence[Step]], Program]) -> tuple[float, ...]:
-    """The same of steps that are not built yet; nothing where they cannot be built as a whole."""
+    """The same for steps that are not built yet; empty if they cannot be built."""
     try:
         return _shares(build(steps))
     except (CompileError, torch.OutOfMemoryError):
@@ -154,25 +154,25 @@ def _shares_of(steps: Sequence[Step], build: Callable[[Sequence[Step]], Program]
 
 
 Clock = Callable[[Program, Program], tuple[end_to_end.Latency, end_to_end.Latency]]
-"""Times the best so far and a challenger in turn."""
+"""Times the best program so far and another one in turn."""
 
 
 class ScheduleSearch:
-    """Schedules of one plan, each timed beside the best so far. Never more than two are in memory.
+    """Searches schedules of one plan: each is timed in turn with the best so far. At most two are in memory.
 
     Args:
-        steps: on one stream.
-        program: them, built.
-        build: makes further ones.
-        most_memory: times the memory of the serial schedule that another may hold.
-        clock: times two of them.
-        exposed: what a schedule takes that the clock does not see, microseconds.
+        steps: steps on one stream.
+        program: their program.
+        build: makes the program of a schedule.
+        most_memory: most memory of a schedule, as a multiple of that of one stream.
+        clock: times two programs.
+        exposed: microseconds of a schedule that the clock does not measure.
 
     Attributes:
         steps: the best schedule so far.
         program: its program.
-        measured: the schedules that were timed, with what they took, microseconds.
-        notes: schedules that were left out, and why.
+        measured: the schedules that were timed, with their times in microseconds.
+        notes: schedules that were not used, and why.
     """
 
     def __init__(
@@ -195,16 +195,16 @@ class ScheduleSearch:
     def challenge_within(
         self, name: str, spread: ScheduleMaker, steps: Sequence[Step], bound_of: Callable[[Sequence[Step]], BoundPlan]
     ) -> None:
-        """Try a schedule; where it would hold too much memory one with more of its steps on the first stream.
+        """Try a schedule; if it holds too much memory, one with more of its steps on the first stream.
 
         Args:
-            name: of it, for the notes.
-            spread: makes it, some of its steps on the first stream.
-            steps: on one stream.
-            bound_of: a schedule, bound.
+            name: its name, for the notes.
+            spread: makes it, with some steps on the first stream.
+            steps: steps on one stream.
+            bound_of: binds a schedule.
         """
         fitted = fit_in_memory(spread, steps, bound_of, _bytes, self._most_memory * max(1, self._serial_bytes))
-        if fitted is None:  # the clock may say that it would not have won
+        if fitted is None:  # its time may show that it would not be used anyway
             self.challenge(name, spread(home=(), tries=MAX_ORDERS))
             return
         if fitted.home:
@@ -223,7 +223,9 @@ class ScheduleSearch:
         tried = self._timed(steps)
         if tried is None:
             torch.cuda.empty_cache()
-            self.notes.append(f"streams: {name} does not fit beside another schedule and was not tried")
+            self.notes.append(
+                f"streams: {name} does not fit in memory together with another schedule and was not tried"
+            )
             return
         program, best, found = tried
         self.measured.append((steps, found.median_ms * 1e3))
@@ -241,7 +243,7 @@ class ScheduleSearch:
         self.steps, self.program, self.name = steps, program, name
 
     def _timed(self, steps: Sequence[Step]) -> tuple[Program, end_to_end.Latency, end_to_end.Latency] | None:
-        """A schedule's program, with what the best so far and it take in turn; None where there is no room for both."""
+        """A schedule's program, with the times of the best program and of it; None if both do not fit in memory."""
         try:
             program = self._build(steps)
             return program, *self._clock(self.program, program)
@@ -254,7 +256,7 @@ class ScheduleSearch:
         return dataclasses.replace(timed, median_ms=timed.median_ms + self._exposed(steps) / 1e3)
 
     def words(self, bounds: str) -> str:
-        """What was measured, for the plan's notes."""
+        """The measured times, for the plan's notes."""
         took = ", ".join(f"{name} {ms:.3f} ms" for name, ms in self._took.items())
         return f"streams: {self.name} (measured by number of streams: {took}; {bounds})"
 
@@ -279,5 +281,5 @@ def _bound(program: Program) -> BoundPlan:
 
 
 def _bytes(bound: BoundPlan) -> int:
-    """All that a program holds while it runs: inputs (in training parameters too), packed weights, values, workspaces."""
+    """Memory of a program while it runs: inputs (in training also parameters), packed weights, values, workspaces."""
     return peak_bytes(bound) + bound.resident_bytes + sum(spec.size_bytes for spec, _ in bound.inputs)

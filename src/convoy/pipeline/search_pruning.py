@@ -1,4 +1,4 @@
-"""What of a net is measured: problems that need not be looked at, shares of the rest, and what a cut search leaves to PyTorch."""
+"""Pruning of the search: problems that need not be measured, and regions whose predictions are not used."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from convoy.target import Target
 from convoy.tune import SearchResult
 
 SKIPPING_SETTINGS: Final = frozenset({(LayoutChoice.AUTO, Effort.QUICK), (LayoutChoice.AUTO, Effort.NONE)})
-"""Layout and efforts with which a caller's channels_last is taken as it is on a GPU: on an H100 nchw won 48 of 610 layers (fp16,
-batch 1), those alone for which no kernel of ours had been measured, and looking costs half of the tuning time."""
+"""Layout and efforts at which only a caller's channels_last is searched on a GPU. On an H100, nchw was faster for 48 of 610
+layers (fp16, batch 1), only layers for which no kernel of Convoy had been measured; searching it takes half of the tuning
+time."""
 
 
 def skips_layout_search(settings: Settings, target: Target) -> bool:
-    """Whether the memory formats that were not asked for may be left out."""
+    """Whether only the memory formats of the inputs and outputs are searched."""
     return target.device == "cuda" and (settings.layout, settings.effort) in SKIPPING_SETTINGS
 
 
 def share_of_problems(problems: Sequence[Problem], index: int, count: int) -> list[Problem]:
-    """One of several shares of problems, alike in kind: forms of one layer, which lie side by side, are dealt out."""
+    """One of several shares of the problems. Variants of a layer, which are neighbours, go to different shares."""
     dealt = sorted(problems, key=lambda problem: crc32(problem.key.encode())) if count > 1 else list(problems)
     chosen = {problem.key for problem in dealt[index::count]}
     return [problem for problem in problems if problem.key in chosen]
 
 
 def subsumed_problems(regions: Sequence[Region]) -> set[str]:
-    """Problems of regions that another region does with the activation that follows: our engines need not do both.
+    """Problems of regions that a region with a fused activation makes superfluous.
 
-    A fused activation costs a kernel nothing, so without it a candidate could win only by chance. The region without a
-    residual stays beside the one with it: where two convolutions meet in a sum, one of them must leave it to the other.
+    A fused activation costs a kernel nothing, so the region without it is faster only by chance. A region without a residual is
+    kept beside the one with it: if two convolutions are added, only one of them can fuse the sum.
     """
     chains: dict[tuple[str, str, int], int] = {}
     for region in regions:
@@ -52,7 +53,7 @@ def subsumed_problems(regions: Sequence[Region]) -> set[str]:
 
 
 def nchw_to_skip(regions: Sequence[Region], engines: Sequence[Engine], settings: Settings, target: Target) -> set[str]:
-    """Convolutions in nchw that are offered in nhwc too, where looking at them is not worth its time."""
+    """Problems in nchw that are not worth measuring, because the same problem is measured in nhwc."""
     quick = skips_layout_search(settings, target) and target.capability >= 80
     return nchw_duplicates(regions, target) if quick and any(engine.takes_all_nhwc for engine in engines) else set()
 
@@ -93,9 +94,10 @@ def _on_tensor_cores(problem: ConvProblem, target: Target) -> bool:
 def prefer_measured(regions: Sequence[Region], found: SearchResult) -> SearchResult:
     """A search's result in which a region that was measured in one memory format has no predictions in the others.
 
-    The best of many predictions is one that is too good: with 340 of 584 problems of a training step predicted, all beside
-    the same in the format that had been measured, a plan for 13 ms took 46 (ResNet-50, batch 128, H200). PyTorch's own time alone
-    is no measurement of a region: in nchw it is often all that is looked at.
+    The best of many predictions is too optimistic: with 340 of 584 problems of a training step predicted, all of them measured
+        in the other format, a plan for 13 ms took 46 (ResNet-50, batch 128, H200). A region of which only PyTorch's own time
+        was measured
+    does not count as measured: in nchw that is often the only measurement.
     """
 
     def is_measured(problem: Problem) -> bool:

@@ -1,10 +1,10 @@
-"""The choice: what selection found among the measurements of a net, and what other strategies would have found."""
+"""Selection of a net's candidates, with the totals of other strategies for comparison."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from convoy.capture.passes.narrow_indices import index_casts
 from convoy.engines.base import DETERMINISTIC
@@ -25,25 +25,25 @@ from convoy.settings import Settings, Solver
 from convoy.tune import SearchResult
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """What selection found, and what the other strategies would have found.
+    """A selection, with the totals of other strategies.
 
     Attributes:
-        problem: what was on offer.
-        selection: the choice.
-        strategies: predicted total of each strategy that was possible, microseconds, by name.
-        notes: strategies that were not possible, and why.
+        problem: the selection problem.
+        selection: the selection.
+        strategies: predicted total of each possible strategy, microseconds, by name.
+        notes: strategies that are not possible, and why.
     """
 
     problem: SelectionProblem
     selection: Selection
-    strategies: dict[str, float]
-    notes: list[str] = field(default_factory=list[str])
+    strategies: Mapping[str, float]
+    notes: tuple[str, ...] = ()
 
 
 def offered_candidates(net: Net, found: SearchResult, settings: Settings) -> SelectionProblem:
-    """What was measured, beside the regions that it is for."""
+    """The selection problem of a net: its regions with the measured candidates."""
     return selection_problem(
         net.captured.graph,
         net.regions,
@@ -59,13 +59,13 @@ def offered_candidates(net: Net, found: SearchResult, settings: Settings) -> Sel
 
 
 def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
-    """One choice by the solver asked for, and the totals of the others, so that the gain is always known.
+    """Select by the solver of the settings, and compute the totals of the other strategies.
 
     Raises:
-        SelectionError: no choice satisfies the settings.
+        SelectionError: no selection satisfies the settings.
     """
     problem = offered_candidates(net, found, settings)
-    notes = _steadiness(net, found, problem) if settings.deterministic else []
+    notes = _determinism_notes(net, found, problem) if settings.deterministic else []
     device = net.target.device
     with_launches = with_launch_costs(problem, device, settings.engines)
     chosen = solve(with_launches, _solver_name(settings))
@@ -81,14 +81,14 @@ def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
         else:
             strategies[name] = stock_us(other, problem, net.captured.graph) if name == "baseline" else other.total_us
     strategies[chosen.solver] = chosen.total_us
-    return Choice(problem, without_launch_costs(chosen, problem, device), strategies, notes)
+    return Choice(problem, without_launch_costs(chosen, problem, device), strategies, tuple(notes))
 
 
-def _steadiness(net: Net, found: SearchResult, problem: SelectionProblem) -> list[str]:
-    """Operators whose baseline is left out for the same bits' sake, each once, with the reason.
+def _determinism_notes(net: Net, found: SearchResult, problem: SelectionProblem) -> list[str]:
+    """Notes of operators whose baseline is excluded because it is nondeterministic, with the reason.
 
     Raises:
-        SelectionError: nobody is left for one of them, as `torch.use_deterministic_algorithms` raises where PyTorch has no way.
+        SelectionError: no deterministic candidate is left for one of them.
     """
     reasons: dict[str, str] = {}
     for region in net.regions:
@@ -99,14 +99,14 @@ def _steadiness(net: Net, found: SearchResult, problem: SelectionProblem) -> lis
     bare = [name for name in problem.nodes if name in reasons and name not in covered]
     if bare:
         raise SelectionError(
-            f"nothing computes {net.captured.graph.node(bare[0]).op} ({bare[0]}) with the same bits in every run here: "
-            f"{reasons[bare[0]]}. Leave `deterministic` out, or put another operator in its place."
+            f"no engine computes {net.captured.graph.node(bare[0]).op} ({bare[0]}) with the same bits in every run here: "
+            f"{reasons[bare[0]]}. Leave `deterministic` out, or use another operator."
         )
-    return list(dict.fromkeys(f"PyTorch's own is left out: {reason}" for reason in reasons.values()))
+    return list(dict.fromkeys(f"PyTorch's own is excluded: {reason}" for reason in reasons.values()))
 
 
 def stock_us(baseline: Selection, problem: SelectionProblem, graph: Graph) -> float:
-    """Predicted time of what PyTorch itself runs: a baseline's without the nodes that capture adds, microseconds."""
+    """Predicted time of PyTorch's own run, microseconds: the baseline's without the nodes that capture adds."""
     added = index_casts(graph)
     ours = (c.median_us for c in baseline.chosen if added.issuperset(problem.regions[c.region].nodes))
     return baseline.total_us - math.fsum(ours)
@@ -134,7 +134,7 @@ def stock_defects(net: Net) -> list[str]:
 
 
 def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = ()) -> Plan:
-    """The choice in an order that can be run, as data."""
+    """The plan of a selection, on one stream."""
     steps = serial_steps(choice.problem, choice.selection)
     arena = plan_memory(steps, choice.problem.value_bytes, keep=net.captured.graph.outputs)
     graph = net.captured.graph

@@ -1,4 +1,4 @@
-"""From measurements to a selection problem: what is on offer for each region, and what a change of layout costs."""
+"""The selection problem of a net: candidates of each region, and times of layout changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from convoy.regions.concat import writable_in_place
 from convoy.selection.problem import Candidate, LayoutCopy, RegionNodes, SelectionProblem
 
 MOST_CANDIDATES = 8
-"""Candidates kept for one problem: selection needs the fastest, and the frugal where memory is short."""
+"""Candidates kept for one problem: selection needs the fastest, and under a memory budget those that need less memory."""
 
 Rows = Mapping[str, Sequence[Measurement]]
 """Measurements by problem key."""
@@ -58,7 +58,7 @@ def selection_problem(
     wary: bool = True,
     extra_engines: tuple[str, ...] = (),
 ) -> SelectionProblem:
-    """Put measurements beside the regions that they are for.
+    """Make candidates of the measurements of each region.
 
     Args:
         graph: the net.
@@ -68,9 +68,9 @@ def selection_problem(
         layouts: memory formats allowed, first the one that PyTorch would use.
         border: memory format of 4-D inputs and outputs.
         memory_budget_bytes: limit for the whole net, or None.
-        zeros: what the values that convolutions read could spare, by name: an engine that skips zeros is offered with what it
-            takes for that share of what it leaves out. None: with what it takes where there are none.
-        wary: leave out what holds for a share of zeros alone and is not clearly faster (`MARGIN`).
+        zeros: by name, the shares of zeros of values that convolutions read. An engine that skips zeros has the time measured for
+            that share; without shares, the time measured without zeros.
+        wary: exclude times that hold for one share of zeros only and are not clearly faster (`MARGIN`).
         extra_engines: the user's own, as `Settings.engines` names them.
     """
     shares = zeros or {}
@@ -105,7 +105,7 @@ def selection_problem(
 
 
 def _kept(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Of rows sorted by time those that are offered: the fast, the frugal, and PyTorch's own."""
+    """Of rows sorted by time, the candidates: the fast ones, those that need less memory, and PyTorch's own."""
     return list(dict.fromkeys(frugal_and_fast(rows) + [row for row in rows if row.config.engine == BASELINE]))
 
 
@@ -135,7 +135,7 @@ def zeros_by_problem(regions: Sequence[Region], zeros: Mapping[str, SparsityShar
 
 
 def rows_at(rows: Sequence[Measurement], shares: SparsityShares | None) -> list[Measurement]:
-    """Those that hold for an input with shares of zeros: all but those of engines that skip zeros at other shares."""
+    """Rows that hold for an input with these shares of zeros: all except those that were measured at other shares."""
     levels = SparsityBucket.of(shares or SparsityShares())
     return [row for row in rows if matches_bucket(row.config.knobs, levels)]
 
@@ -149,10 +149,10 @@ def clearly_faster(rows: Sequence[Measurement]) -> list[Measurement]:
 def _written_in_place(
     graph: Graph, regions: Sequence[Region], rows: Rows, extra_engines: tuple[str, ...]
 ) -> dict[str, set[str]]:
-    """Problems of concatenations, by region, that may cost nothing: the fastest makers of the pieces write to their places.
+    """Problems of concatenations, by region, that may take no time, because the fastest makers of the inputs write in place.
 
-    Selection weighs regions one by one, so this looks ahead. Should it choose other makers after all, the concatenation is run
-    as it is, and the whole net's measured time shows it.
+    Selection does not see such pairs of regions. If it selects other makers, the concatenation copies, and the end-to-end time
+    shows it.
     """
     makers: dict[str, list[Region]] = {}
     for region in regions:
@@ -194,7 +194,7 @@ def frugal_and_fast(rows: Sequence[Measurement]) -> list[Measurement]:
 def _fastest_copies(
     copies: Mapping[tuple[str, str, str], LayoutProblem], rows: Rows
 ) -> dict[tuple[str, str, str], Measurement]:
-    """The fastest way to make each copy that can be made."""
+    """The fastest measurement of each copy."""
     found: dict[tuple[str, str, str], Measurement] = {}
     for name, problem in copies.items():
         measured = [row for row in rows.get(problem.key, ()) if row.ok]

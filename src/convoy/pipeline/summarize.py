@@ -1,4 +1,4 @@
-"""From what the stages found to the Summary that people and programs read."""
+"""Summary of a tuned net from the results of the stages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def summarize(
     *,
     ceilings: Peaks | None,
 ) -> Summary:
-    """Everything that was found out about one net; without ceilings there is no floor for any layer."""
+    """The summary of one net. Without ceilings its layers have no floor."""
     limits = bounds(plan.steps)
     graph = net.captured.graph
     first = graph.values[net.batch_input].spec if net.batch_input else TensorSpec((), "fp32")
@@ -118,7 +118,7 @@ def _timing(timed: Latency) -> Timing:
 
 
 def _steps(plan: Plan, choice: Choice) -> tuple[Step, ...]:
-    """The plan's steps; where it fell back to the baseline, those that had been chosen, so that the report can say so."""
+    """The plan's steps; if the plan is the baseline, the steps that were selected, for the report."""
     from convoy.schedule import serial_steps
 
     return plan.steps or serial_steps(choice.problem, choice.selection)
@@ -171,7 +171,7 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: Peaks | None, se
 
 
 def _layers_inside(step: Step, net: Net, problem: Problem) -> list[ConvProblem | LinearProblem]:
-    """The step's layers: its own problem, or the convolutions of a piece that does several together."""
+    """The layers of a step: its own problem, or the convolutions of a region that computes several."""
     if isinstance(problem, (ConvProblem, LinearProblem)):
         return [problem]
     nodes = map(net.captured.graph.node, step.nodes if step.pattern in MULTI_CONV_PATTERNS else ())
@@ -183,9 +183,9 @@ def _algorithm(step: Step, problem: Problem, extra_engines: tuple[str, ...]) -> 
 
 
 def _curve(rows: Iterable[Measurement]) -> tuple[CurvePoint, ...]:
-    """What engines that skip zeros take at each share that they were measured at, the fastest config of each.
+    """Times of engines that skip zeros at each measured share of zeros, of the fastest config of each engine.
 
-    A row of one sample was pruned after its first run, which says no more than that it is slow: it makes no point.
+    Rows with one sample are left out: such a config was dropped after its first run because it is slow.
     """
     best: dict[tuple[str, str, int], float] = {}
     for row in rows:
@@ -215,7 +215,7 @@ def _candidate(layout: str, row: Measurement) -> CandidateRow:
 
 
 def _baseline_us(step: Step, net: Net, found: SearchResult) -> float:
-    """What PyTorch takes for the same nodes one by one, in the caller's memory format; 0 for a copy, which it does not make."""
+    """PyTorch's time for the same nodes one by one, in the caller's memory format; 0 for a copy to another layout."""
     total = 0.0
     for node in step.nodes:
         patterns = [net.regions_by_nodes.get((pattern, (node,))) for pattern in SINGLE_NODE_PATTERNS]
@@ -234,15 +234,15 @@ def summarize_layers(
     *,
     faster: bool,
 ) -> Summary:
-    """One summary of layers that were optimised one by one.
+    """One summary of layers that were optimized one by one.
 
     Args:
         name: the model's name.
         parts: each layer's summary, by qualified name; at least one.
-        timed: the whole model stock (`torch.eager`) and swapped (`convoy`).
-        errors: of the result against the stock model.
+        timed: times of the stock model (`torch.eager`) and of the model with optimized layers (`convoy`).
+        errors: errors of the result against the stock model.
         plan: the joint plan.
-        faster: whether the swapped model is used.
+        faster: whether the model with optimized layers is used.
     """
     import dataclasses
 

@@ -1,4 +1,4 @@
-"""without_modes: what a caller's thread has switched on must not take part in tuning."""
+"""without_modes: switches off the modes of the caller's thread while a graph is tuned."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 @contextmanager
 def without_modes(*, autocast: bool = True, gradients: bool = False) -> Iterator[None]:
-    """Run as in a fresh thread, but without gradients: no inference mode, no dispatch or function modes, no traced graph around.
+    """Run as in a new thread, but without gradients: no inference mode, dispatch modes, function modes or tracing context.
 
-    AOTAutograd calls a compiled forward pass the first time under a dispatch mode of its own, in which Inductor cannot trace. A
-    user may have set a default device, which is a function mode, or count operators by a dispatch mode.
+    AOTAutograd first calls a compiled forward pass under a dispatch mode of its own, in which Inductor cannot trace. A user may
+    have set a default device, which is a function mode, or count operators by a dispatch mode.
 
     Args:
         autocast: whether the caller's autocast is switched off as well.

@@ -55,13 +55,13 @@ class _Built:
 class TracedGraph:
     """A traced graph that is tuned with the arguments of its first call, and runs by its plan from then on.
 
-    Where it cannot be captured, or the plan is not faster, PyTorch runs it as it was traced; the first with a warning.
+    If it cannot be captured (with a warning), or the plan is not faster, PyTorch runs it as it was traced.
 
     Args:
         module: the graph.
         settings: what may be done.
-        name: what to call it: `forward` or `backward`.
-        visible: how many of its results, the first ones, leave the compiled function: those lie in memory as PyTorch's do.
+        name: `forward` or `backward`.
+        visible: number of its results, the first ones, that leave the compiled function; they get PyTorch's strides.
 
     Attributes:
         plan: what it runs; None before the first call and where it could not be captured.
@@ -119,10 +119,7 @@ class TracedGraph:
             return layout_of(self._stock(args)[: self._visible])
 
     def _runnable(self, captured: Captured, args: list[torch.Tensor]) -> Runnable | None:
-        """Tune; None where the plan is wrong as a whole or not faster than PyTorch.
-
-        Unless only a plan gives the same bits in every run, and that was asked for.
-        """
+        """Tune; None if PyTorch's own run replaces the plan (`end_to_end.falls_back`)."""
         device = device_of(self._module, tuple(args), {})
         net = _net(self._name, self._module, captured, args, self._settings, target_for(device))
         settings = self._settings
@@ -179,17 +176,18 @@ class TracedGraph:
         return best, "" if faster else "not faster than PyTorch by more than the spread"
 
     def _reference(self, captured: Captured, args: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What to compare with, and PyTorch's own or what stands for its error.
+        """The reference, and results whose error against it is allowed.
 
-        That is float64 and PyTorch's own. Where float64 would draw other random numbers, or has no room, it is PyTorch's own and
-        what one rounding of every argument changes there.
+        The reference is float64, compared with PyTorch's own results. If float64 would draw other random numbers or does not
+        fit in memory, the reference is PyTorch's own results, compared with those from arguments that are changed by one
+        rounding each.
         """
         with fixed_seed():
             stock = end_to_end.float_outputs(self._stock(args))
         if not any(draws_random(node) for node in captured.graph.nodes):
             try:
                 return end_to_end.float_outputs(captured_function(to_double(captured))(*args)), stock
-            except Exception as error:  # a dtype that is written into the graph, or no room
+            except Exception as error:  # a dtype is fixed in the graph, or it does not fit in memory
                 if is_out_of_memory(error):
                     torch.cuda.empty_cache()
         return [tensor.double() for tensor in stock], self._shaken(args)

@@ -1,8 +1,8 @@
-"""Parting: captured collectives are let go before their process group is shut down, for NCCL waits for every graph that has some.
+"""Destroys captured graphs with collectives before their process group shuts down, because NCCL waits for such graphs.
 
-Without this the last line of a usual script, `destroy_process_group()`, never returns while the step is still in reach
-(pytorch/pytorch#115388; seen on two H200, NCCL as in torch 2.11). PyTorch has no hook there, so `ProcessGroup.shutdown`, by which
-every group ends, is wrapped once.
+Otherwise the usual last line of a script, `destroy_process_group()`, never returns while the step is alive
+(pytorch/pytorch#115388; seen on two H200, NCCL of torch 2.11). PyTorch has no hook for this, so `ProcessGroup.shutdown`, which
+ends every group, is wrapped once.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import functools
 import weakref
 from typing import Any, Protocol
 
-MARK = "_convoy_lets_go"
-"""What the wrapped method is known by."""
+MARK = "_convoy_releases_graphs"
+"""Attribute of the wrapped method."""
 
 
 class GraphHolder(Protocol):
-    """Has a graph in which there may be a group's collectives."""
+    """Has a CUDA graph that may contain collectives of a group."""
 
     @property
     def group(self) -> Any:
@@ -24,7 +24,7 @@ class GraphHolder(Protocol):
         ...
 
     def release(self) -> None:
-        """Let go of the graph."""
+        """Destroy the graph."""
         ...
 
 
@@ -32,7 +32,7 @@ _holders: weakref.WeakSet[GraphHolder] = weakref.WeakSet()
 
 
 def release_before_shutdown(holder: GraphHolder) -> None:
-    """Have a holder let go of its graph before its group is shut down; it is not kept alive for that."""
+    """Have a holder destroy its graph before its group shuts down. Only a weak reference to the holder is kept."""
     from torch.distributed import ProcessGroup
 
     _holders.add(holder)

@@ -196,7 +196,7 @@ def _agreeing(stock: StockStep, of_graph: Callable[[], list[torch.Tensor]]) -> l
         own = _seeded(stock.run)
         rounding = end_to_end.errors_against(_seeded(stock.shaken), [t.double() for t in own])
         found = end_to_end.errors_against(own, exact)
-    except Exception:  # it has no float64 kernel, or no room
+    except Exception:  # an operator has no float64 kernel, or it does not fit in memory
         torch.cuda.empty_cache()
         return None
     return None if end_to_end.why_wrong("", found, rounding, end_to_end.LEAST_ERROR) else exact

@@ -95,8 +95,7 @@ class TrainingJob:
     def _net(self, name: str, replayed: Plan | None) -> Net:
         """The captured step; gradients have their parameters' memory format.
 
-        Gradients that are sent together are cast together; where a plan is replayed, those that it casts together, whoever sent
-        them when it was made.
+        Gradients that are sent together are cast together. If a plan is replayed, those that the plan casts together.
         """
         capture = self.capture
         graph = capture.captured.graph

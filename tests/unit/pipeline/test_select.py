@@ -105,7 +105,7 @@ def steady_net(*, others: bool) -> tuple[Net, SearchResult]:
 
 def test_an_operator_that_nobody_computes_with_the_same_bits_is_named() -> None:
     with pytest.raises(
-        SelectionError, match=r"nothing computes aten\.nll_loss2d_forward\.default \(l\) with the same bits"
+        SelectionError, match=r"no engine computes aten\.nll_loss2d_forward\.default \(l\) with the same bits"
     ):
         select(*steady_net(others=False), Settings(deterministic=True))
 
@@ -113,7 +113,7 @@ def test_an_operator_that_nobody_computes_with_the_same_bits_is_named() -> None:
 def test_a_baseline_that_is_left_out_for_the_same_bits_is_noted() -> None:
     choice = select(*steady_net(others=True), Settings(deterministic=True))
     assert {c.config.engine for c in choice.selection.chosen} == {"aten", "inductor"}
-    assert [note for note in choice.notes if note.startswith("PyTorch's own is left out: aten.nll_loss2d_forward")]
+    assert [note for note in choice.notes if note.startswith("PyTorch's own is excluded: aten.nll_loss2d_forward")]
 
 
 class Unpooled(nn.Module):

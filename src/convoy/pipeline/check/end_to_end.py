@@ -1,4 +1,4 @@
-"""The end-to-end check: is the result right, and is it really faster? Baseline and result are run and timed in turn."""
+"""The end-to-end check: errors against float64, times of baseline and result in turn, and which of them runs."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from convoy.measurement.failure import is_out_of_memory
 from convoy.settings import Settings
 
 ROUNDS = 15
-"""Interleaved rounds of the end-to-end timing: an odd number, so that the median is a sample."""
+"""Interleaved rounds of the end-to-end timing. The number is odd, so that the median is a sample."""
 
 LEAST_ROUND_S = 0.02
-"""A round repeats a program until it has run this long: short nets need many calls to rise above the timer and the scheduler."""
+"""Least duration of a round: short nets are called many times, so that the timer and the scheduler add little."""
 
 SETTLED_S = 0.1
-"""A round on a CPU that takes less is preceded by a call that is not timed: the threads of the library that ran before spin for
-some milliseconds after their last call, on the same cores (AlexNet after ONNX Runtime took 32 ms instead of 17)."""
+"""Before a shorter round on a CPU, one call is not timed: the threads of the library that ran before spin on the same cores for
+some milliseconds after their last call (AlexNet after ONNX Runtime took 32 ms instead of 17)."""
 
 ORACLE_FLOPS = 4e10
-"""Work above which a CPU's float64 oracle takes the first images of the batch alone (about 10 s at 4 GFLOP/s of float64)."""
+"""Operations above which a CPU's float64 oracle computes only the first images of the batch (about 10 s at 4 GFLOP/s)."""
 
 
 WORST_ERROR = 4.0
-"""Times the error of PyTorch's own run against float64 that outputs or gradients as a whole may have: candidates are held to
-their own bounds one by one, and this catches what only their sum shows. Libraries of one precision differ by less than two."""
+"""Allowed error of outputs or gradients as a whole, as a multiple of the error of PyTorch's own run against float64. Each
+candidate has a bound of its own; this one detects errors that only their sum shows. Libraries of one precision differ by less
+than two."""
 
 LEAST_ERROR = 1e-6
-"""The relative error of gradients, or of a piece of a graph, that is never too much: some roundings of fp32."""
+"""Relative error of gradients, or of a pass of a compiled graph, that is always allowed: some roundings of fp32."""
 
 LEAST_STRICT_ERROR = 1e-5
-"""The same of a whole net's outputs where products are exact: some roundings in each of as many layers as nets have, times what
-Winograd's transforms magnify them by."""
+"""The same for a whole net's outputs with exact products: some roundings in each layer, times the factor by which Winograd's
+transforms increase them."""
 
 LEAST_LOOSE_ERROR = 1e-3
-"""The same where TF32's or half types' products are allowed: about one rounding of one layer."""
+"""The same if products of TF32 or half types are allowed: about one rounding of one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,11 @@ def float_outputs(outputs: Any) -> list[torch.Tensor]:
 def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> list[torch.Tensor]:
     """The model's floating-point outputs by a float64 copy of it.
 
-    Above `ORACLE_FLOPS` on a CPU the first images of a batch stand for all: `errors_against` compares as many. So they do on a
-    GPU that has no room for more; where it has none for one image, the host computes, and has the results.
+    Above `ORACLE_FLOPS` on a CPU, or if a GPU has too little memory, only the first images of a batch are computed, and
+    `errors_against` compares as many. If not even one image fits on the GPU, the host computes and holds the results.
 
     Raises:
-        Exception: there is no room on the device, and the model does not run on the host.
+        Exception: it does not fit on the device, and the model does not run on the host.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
@@ -98,7 +99,7 @@ def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            short = error.with_traceback(None)  # which would hold what there is no room for
+            short = error.with_traceback(None)  # the traceback would keep the memory in use
         if keep == 1:
             break
         keep //= 2
@@ -109,7 +110,7 @@ def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _wide(leaf: Any, images: int | None, device: torch.device) -> Any:
-    """The first images of a tensor, numbers in float64; anything else as it is."""
+    """The first images of a tensor, floating-point values in float64; other values unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     kept = leaf[:images] if leaf.dim() and images else leaf
@@ -117,7 +118,7 @@ def _wide(leaf: Any, images: int | None, device: torch.device) -> Any:
 
 
 def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> OutputErrors:
-    """Compare a model's result with float64 tensors, where these are; of fewer images in `exact`, the first ones are compared."""
+    """Compare a model's result with float64 tensors, on their device. If `exact` has fewer images, only those are compared."""
     squared = norm = worst = 0.0
     for found, wanted in zip(float_outputs(outputs), exact, strict=True):
         compared = (found[: wanted.shape[0]] if wanted.dim() else found).to(wanted.device, torch.float64)
@@ -138,10 +139,10 @@ def interleave(
     """Time several programs in turn (A B C A B C ...), each round long enough for the clock.
 
     Args:
-        runs: name → a call that runs once.
+        runs: name → a function that runs the program once.
         cuda: wait for the device at the end of each round.
         rounds: timed rounds, after one that is dropped.
-        least_s: how long a round takes at least: what a program does before its first launch counts once a round.
+        least_s: least duration of a round. Work of the host before the first launch counts once per round.
     """
     repeats = {name: _repeats(run, least_s, cuda=cuda) for name, run in runs.items()}
     samples: dict[str, list[float]] = {name: [] for name in runs}
@@ -169,7 +170,7 @@ def is_faster(result: Latency, baseline: Latency) -> bool:
 
 
 def why_slow(what: str, result: Latency, baseline: Latency) -> str:
-    """Why a plan is not worth it, as `falls_back` takes it; empty where it is."""
+    """Why a plan is not worth using, for `falls_back`; empty if it is."""
     if is_faster(result, baseline):
         return ""
     times = f"{result.median_ms:.3f} ms as planned and {baseline.median_ms:.3f} ms as run by PyTorch"
@@ -177,13 +178,13 @@ def why_slow(what: str, result: Latency, baseline: Latency) -> str:
 
 
 def why_wrong(what: str, errors: OutputErrors, baseline: OutputErrors, least: float) -> str:
-    """Why a result is wrong as a whole, as `falls_back` takes it; empty where it is not.
+    """Why a result is wrong as a whole, for `falls_back`; empty if it is not.
 
     Args:
-        what: what was compared, for the words.
-        errors: of the result.
-        baseline: of PyTorch's own.
-        least: the relative error that is never too much.
+        what: name of the compared values, for the message.
+        errors: errors of the result.
+        baseline: errors of PyTorch's own run.
+        least: the relative error that is always allowed.
     """
     allowed = max(WORST_ERROR * baseline.rel_l2_error, least)
     error = errors.rel_l2_error
@@ -191,25 +192,25 @@ def why_wrong(what: str, errors: OutputErrors, baseline: OutputErrors, least: fl
 
 
 def least_error(numerics: str) -> float:
-    """The relative error of a net's outputs that is never too much."""
+    """The relative error of a net's outputs that is always allowed."""
     return LEAST_STRICT_ERROR if numerics == "strict" else LEAST_LOOSE_ERROR
 
 
 def falls_back(
     slow: str, wrong: str, graph: Graph, device: str, settings: Settings, stock_wrong: bool = False
 ) -> tuple[bool, str]:
-    """Whether PyTorch's own run takes a plan's place, and a note of why it does or does not; empty where the plan has won.
+    """Whether PyTorch's own run replaces a plan, and a note with the reason; the note is empty if the plan is simply faster.
 
-    It does where the plan is slow or wrong. But where `deterministic` was asked for, and its operators may give different bits
-    from run to run, only a plan keeps that promise: a slow one is kept. So is one that is right where PyTorch's own run is wrong.
+    PyTorch replaces a plan that is slow or wrong. A slow plan is kept if `deterministic` is set and PyTorch's own operators may
+    give different bits from run to run, or if PyTorch's own run is wrong.
 
     Args:
-        slow: why the plan is not faster; empty where it is.
-        wrong: why its results are wrong as a whole; empty where they are not.
-        graph: what PyTorch runs.
+        slow: why the plan is not faster; empty if it is.
+        wrong: why its results are wrong as a whole; empty if they are right.
+        graph: the graph that PyTorch runs.
         device: `cpu` or `cuda`.
         settings: `solver` and `deterministic` are used.
-        stock_wrong: whether PyTorch's own run is wrong, or may be by a known defect.
+        stock_wrong: whether PyTorch's own run is wrong, or may be because of a known defect.
 
     Raises:
         SelectionError: the plan is wrong, and PyTorch's own run may give different bits.

@@ -1,4 +1,4 @@
-"""The end-to-end check: a tuned program and PyTorch's own, held to float64 and to the clock."""
+"""The end-to-end check of a tuned program: its errors and times beside those of PyTorch's own run."""
 
 from __future__ import annotations
 
@@ -21,24 +21,22 @@ from convoy.program.step_timeline import measure_timeline
 from convoy.schedule.timeline import Span
 
 TIMED_SEPARATELY = (
-    "there was no room for PyTorch's own beside the plan: they were timed one after the other, and not in turn"
+    "the plan and PyTorch's own run did not fit in memory together: they were timed one after the other, not in turn"
 )
-"""What a plan says of times that were taken so."""
+"""Note of a plan that was timed so."""
 
 
-NO_TIMELINE = (
-    "there was no room for another run of the plan: when its steps run was not measured, and there is no timeline"
-)
-"""What a plan says that has no timeline."""
+NO_TIMELINE = "another run of the plan did not fit in memory: there is no timeline"
+"""Note of a plan without a timeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """One of both, made and compared with float64. What it allocates lives as long as it does.
+    """The tuned program or PyTorch's own run, with its errors. It owns the memory that it allocates.
 
     Attributes:
-        name: `convoy`, or how PyTorch's own is run.
-        errors: of its results.
+        name: `convoy`, `torch.eager` or `torch.graph`.
+        errors: errors of its results against float64.
         run: launches it once.
     """
 
@@ -48,25 +46,25 @@ class ComparedRun:
 
 
 class EndToEndCheck(ABC):
-    """Knows what a program is compared with, on a device, and makes both sides of the comparison."""
+    """Makes the two runs that are compared: a tuned program's, and PyTorch's own."""
 
     cuda: bool
-    """Whether they run on a GPU."""
+    """Whether both run on a GPU."""
 
     @abstractmethod
     def stock(self) -> ComparedRun:
-        """PyTorch's own."""
+        """PyTorch's own run."""
 
     @abstractmethod
     def ours(self, program: Program) -> ComparedRun:
-        """A tuned program."""
+        """The tuned program's run."""
 
     @abstractmethod
     def context(self) -> AbstractContextManager[None]:
-        """What is to hold while either is made or runs."""
+        """Context for making and running either."""
 
     def both(self, program: Program) -> CheckOutcome | None:
-        """Both, timed in turn; None where a GPU has no room for both at once."""
+        """Time both in turn; None if they do not fit in a GPU's memory together."""
         refresh_memory_limit()
         try:
             with self.context():
@@ -81,7 +79,7 @@ class EndToEndCheck(ABC):
         return None
 
     def alone(self, make: Callable[[], ComparedRun]) -> tuple[Latency, OutputErrors]:
-        """One side by itself, on a GPU; nothing of it is left afterwards."""
+        """Time one run alone on a GPU; its memory is freed afterwards."""
         refresh_memory_limit()
         with self.context():
             side = make()
@@ -94,22 +92,22 @@ class EndToEndCheck(ABC):
 def build_and_check(
     check: EndToEndCheck, build: Callable[[], tuple[Plan, Program]], rebuild: Callable[[Plan], Program]
 ) -> tuple[Plan, Program, CheckOutcome]:
-    """Build a program and compare it with PyTorch's own: in turn where there is room for both, else one after the other.
+    """Build a program and compare it with PyTorch's own run: in turn if both fit in memory, else one after the other.
 
     Args:
-        check: compares.
+        check: makes the runs to compare.
         build: makes plan and program.
-        rebuild: makes the program of that plan anew.
+        rebuild: makes the program of a plan again.
 
     Returns:
-        The plan, with a note where they were timed apart; its program; times and errors of both.
+        The plan, with a note if they were timed one after the other; its program; times and errors of both.
     """
     plan, program = build()
     outcome = check.both(program)
     if outcome is not None:
         return plan, program, outcome
     mine, errors = check.alone(lambda: check.ours(program))
-    del program  # its memory is wanted
+    del program  # PyTorch's own run needs the memory
     torch.cuda.empty_cache()
     theirs, their_errors = check.alone(check.stock)
     program = rebuild(dataclasses.replace(plan, notes=(*plan.notes, TIMED_SEPARATELY)))

@@ -19,17 +19,17 @@ from convoy.program import Program
 
 
 class NetCheck(EndToEndCheck):
-    """Outputs of stock module and program.
+    """Compares the outputs of the stock module and of a program.
 
-    cuDNN searches from the stock module's first call on: PyTorch keeps the first plan of a convolution that it finds.
+    cuDNN's search is on from the stock module's first call: PyTorch keeps the first plan that it finds for a convolution.
 
     Args:
         net: the captured net.
         isolated: a copy of the stock module and of its inputs.
 
     Attributes:
-        note: what was compared with; empty where it was float64.
-        wrong: what to tell the user of PyTorch's own outputs; empty where they are right.
+        note: the reference, if it was not float64; else empty.
+        wrong: warning that PyTorch's own outputs are wrong; empty if they are right.
 
     Raises:
         CaptureError: the captured graph does not compute what the module does.
@@ -52,7 +52,7 @@ class NetCheck(EndToEndCheck):
             yield
 
     def stock(self) -> ComparedRun:
-        """The stock module: on a GPU as one graph, where it can be captured."""
+        """The stock module; on a GPU as one CUDA graph, if it can be captured."""
         model, args, kwargs = self._model, self._args, self._kwargs
         runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: model(*args, **kwargs)}
         if self.cuda:
@@ -61,7 +61,7 @@ class NetCheck(EndToEndCheck):
         return ComparedRun(name, self._baseline_errors, run)
 
     def ours(self, program: Program) -> ComparedRun:
-        """The program: on a GPU without the copies of inputs and outputs."""
+        """The program; on a GPU without the copies of inputs and outputs."""
         args, kwargs = self._args, self._kwargs
         with fixed_seed():
             errors = end_to_end.errors_against(program(args, kwargs), self._exact)

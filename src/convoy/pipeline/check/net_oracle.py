@@ -1,8 +1,8 @@
-"""The oracle: what a net's outputs are to be compared with, and how far PyTorch's own are from that.
+"""The oracle: reference outputs of a net, and the error of PyTorch's own outputs against them.
 
-That is a float64 run of the captured graph as it was before any pass; where there is none, of a copy of the module; and where
-there is neither, PyTorch's own result, with what one more rounding in every operator changes there in the place of its error. It
-never ends a call.
+The reference is a float64 run of the captured graph before any pass. If that fails, a float64 run of a copy of the module; if
+that fails too, PyTorch's own result, whose error is then taken to be the change that one more rounding in every operator
+causes.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from convoy.pipeline.check.rounding import fixed_seed, unit_roundoff
 _T = TypeVar("_T")
 
 _Run = Callable[[], list[torch.Tensor]]
-"""Makes a net's floating-point outputs."""
+"""Computes a net's floating-point outputs."""
 
 MOST_ROUNDINGS: Final = 32.0
-"""Times what one rounding in every operator changes that PyTorch's own error may be; it is mostly below 2."""
+"""Most error of PyTorch's own run, as a multiple of the change that one rounding in every operator causes. It is mostly below
+2."""
 
 
 @dataclass(frozen=True, slots=True)
 class OracleResult:
-    """What outputs are compared with.
+    """Reference outputs.
 
     Attributes:
-        exact: floating-point outputs in float64; of fewer images where the oracle had room or time for no more.
-        baseline: PyTorch's own error, or where PyTorch's own is `exact` or wrong what rounding alone changes.
-        note: what was compared with; empty where it is float64.
-        wrong: what to tell the user of PyTorch's own outputs; empty where they are right.
+        exact: floating-point outputs in float64; of the first images only if memory or time did not suffice for all.
+        baseline: error of PyTorch's own outputs. If those are the reference or wrong, the error that rounding explains.
+        note: the reference, if it is not float64; else empty.
+        wrong: warning that PyTorch's own outputs are wrong; empty if they are right.
     """
 
     exact: list[torch.Tensor]
@@ -55,14 +56,14 @@ class OracleResult:
 def run_oracle(
     original: Captured, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, flops: int, cuda: bool
 ) -> OracleResult:
-    """Run the oracle and PyTorch's own, without gradients and under PyTorch's flags as the caller has set them.
+    """Run the oracle and PyTorch's own, without gradients, under the flags that the caller has set.
 
     Args:
         original: the model as it was captured, before any pass.
         model: a copy that may be run.
         args: its arguments.
         kwargs: its keyword arguments.
-        flops: operations of a call (`verdict.exact_outputs`).
+        flops: operations of a call (`end_to_end.exact_outputs`).
         cuda: whether it runs on a GPU.
 
     Raises:
@@ -77,16 +78,16 @@ def run_oracle(
     if found is None:
         why = "draws random numbers" if random else "could not be run in float64"
         note = (
-            f"the net {why}: its outputs were compared with PyTorch's own, and may be as far off as"
-            f" {end_to_end.WORST_ERROR:g} times what one more rounding in every operator changes there"
+            f"the net {why}: its outputs were compared with PyTorch's own, with an allowed error of"
+            f" {end_to_end.WORST_ERROR:g} times the change that one more rounding in every operator causes"
         )
         wanted = [tensor.double() for tensor in stock]
-        return OracleResult(wanted, _rounded(lambda: _run(model, args, kwargs), unit, wanted), note)
+        return OracleResult(wanted, _rounding_errors(lambda: _run(model, args, kwargs), unit, wanted), note)
     exact, run = found
     errors = end_to_end.errors_against(stock, exact)
     if errors.rel_l2_error <= MOST_ROUNDINGS * unit:
         return OracleResult(exact, errors)
-    explained = _rounded(run, unit, exact)
+    explained = _rounding_errors(run, unit, exact)
     allowed = MOST_ROUNDINGS * max(explained.rel_l2_error, unit)
     if errors.rel_l2_error <= allowed:
         return OracleResult(exact, errors)
@@ -98,7 +99,7 @@ def run_oracle(
 
 
 def stock_error_message(what: str, errors: OutputErrors, explained: OutputErrors, *, cuda: bool) -> str:
-    """What to tell the user of PyTorch's own outputs, or loss and gradients, that are wrong."""
+    """Warning that PyTorch's own outputs, or loss and gradients, are wrong."""
     switch = "torch.backends.cudnn.enabled = False" if cuda else "torch.backends.mkldnn.enabled = False"
     return (
         f"PyTorch's own {what} are wrong here: {errors.rel_l2_error:.1e} (relative L2) from a float64 run, where rounding"
@@ -119,7 +120,7 @@ def _exact(
     flops: int,
     stock: list[torch.Tensor],
 ) -> tuple[list[torch.Tensor], _Run] | None:
-    """Outputs in float64, and what makes them: the first way that there is; None where there is none."""
+    """Outputs in float64 and the function that computes them: by the graph, else by the module; None if both fail."""
     images = _affordable_images(args, kwargs, flops)
 
     def by_graph() -> _Run:
@@ -142,7 +143,7 @@ def _exact(
 
 
 def _affordable_images(args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> int | None:
-    """How many images of a batch a float64 run takes for all; None where it takes all, or there is no batch to be cut."""
+    """Images of a batch that a float64 run computes; None if all, or if there is no batch dimension."""
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     batches = {t.shape[0] for t in tensors if t.dim()}
     if flops <= end_to_end.ORACLE_FLOPS or len(batches) != 1 or any(t.is_cuda for t in tensors):
@@ -163,16 +164,16 @@ def _first_images(args: tuple[Any, ...], kwargs: dict[str, Any], images: int) ->
 
 
 def _tried(way: Callable[[], _T]) -> _T | None:
-    """What a way gives; None where it fails, whatever the reason: another takes its place."""
+    """The function's result; None if it raises: the caller tries another way."""
     with suppress(Exception):  # operators and the user's forward, in a precision that they were not written for
         return way()
-    if torch.cuda.is_initialized():  # the exception, which is gone by now, held what there was no room for
+    if torch.cuda.is_initialized():  # the exception, deleted by now, kept the memory in use
         torch.cuda.empty_cache()
     return None
 
 
 def _fits(exact: list[torch.Tensor], stock: list[torch.Tensor]) -> bool:
-    """Whether results can be compared: as many, of the same sides but for the first, which counts images."""
+    """Whether results can be compared: equal in number and shapes, except for the number of images."""
     return len(exact) == len(stock) and all(
         e.dim() == s.dim() and e.shape[1:] == s.shape[1:] and e.shape[:1] <= s.shape[:1]
         for e, s in zip(exact, stock, strict=True)
@@ -187,10 +188,10 @@ def _graph_errors(
     return OutputErrors(0.0, 0.0) if found is None else end_to_end.errors_against(found, exact)
 
 
-class _Rounded(TorchDispatchMode):
-    """Every operator's floating-point results are off by a random share of `unit`, the same in every run.
+class _OperatorPerturbation(TorchDispatchMode):
+    """Changes every operator's floating-point results by a random relative error of up to `unit`, the same in every run.
 
-    Views are left alone: they round nothing.
+    Views are not changed: they do not round.
     """
 
     def __init__(self, unit: float) -> None:
@@ -199,7 +200,7 @@ class _Rounded(TorchDispatchMode):
         self._draws = torch.Generator().manual_seed(0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and round what it made."""
+        """Run an operator and change its results."""
         del types
         made = func(*args, **(kwargs or {}))
         results = made if isinstance(made, (tuple, list)) else (made,)
@@ -216,14 +217,14 @@ class _Rounded(TorchDispatchMode):
         value.copy_(wide * share.mul_(2 * self._unit).add_(1 - self._unit))
 
 
-def _rounded(run: _Run, unit: float, wanted: list[torch.Tensor]) -> OutputErrors:
-    """How far a run's outputs are off where every operator rounds once more, by `unit`; of what was wanted."""
+def _rounding_errors(run: _Run, unit: float, wanted: list[torch.Tensor]) -> OutputErrors:
+    """Error of a run's outputs if every operator rounds once more, by `unit`, against the reference."""
 
-    def shaken() -> list[torch.Tensor]:
-        with _Rounded(unit):
+    def perturbed() -> list[torch.Tensor]:
+        with _OperatorPerturbation(unit):
             return run()
 
-    found = _tried(shaken)
+    found = _tried(perturbed)
     return (
         OutputErrors(unit, 0.0)
         if found is None or not _fits(wanted, found)

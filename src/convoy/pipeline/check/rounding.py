@@ -1,7 +1,7 @@
-"""What rounding alone does to a result: the yardstick for another implementation where no float64 run can be had.
+"""The effect of rounding on a result: the allowed error of another implementation if there is no float64 run.
 
-A function is run again on tensors that are off by one rounding each. Whoever computes the same in another order, or rounds in
-other places, ends about as far away; a fault ends farther.
+A function is run again on inputs that are changed by one rounding each. Another order of operations changes the result by about
+as much; a fault changes it more.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 import torch
 
 TF32_ROUNDING = 2.0**-11
-"""Unit roundoff of TF32, which has 10 bits behind the point."""
+"""Unit roundoff of TF32, which has 10 bits of mantissa."""
 
 
 def unit_roundoff(dtypes: Iterable[torch.dtype], *, cuda: bool) -> float:
     """The largest relative error of one rounding in a computation, by its least precise dtype.
 
     Args:
-        dtypes: of its values.
-        cuda: whether it runs on a GPU, where fp32 may mean TF32. On a CPU torch's flags may make it bf16.
+        dtypes: dtypes of its values.
+        cuda: whether it runs on a GPU, where fp32 products may be TF32. On a CPU torch's flags may make them bf16.
     """
     found = [dtype for dtype in dtypes if dtype.is_floating_point]
     unit = max((torch.finfo(dtype).eps / 2 for dtype in found), default=0.0)
@@ -39,14 +39,14 @@ def _cpu_may_round_to_bf16() -> bool:
 
 
 class InputPerturbation:
-    """Gives tensors back with every number off by a random share of `unit`, the same in every run."""
+    """Changes every value of a tensor by a random relative error of up to `unit`, the same in every run."""
 
     def __init__(self, unit: float) -> None:
         self._unit = unit
         self._draws = torch.Generator().manual_seed(0)
 
     def __call__(self, value: torch.Tensor) -> torch.Tensor:
-        """A new tensor of the same shape, strides and dtype; one that holds no floating-point numbers is given back."""
+        """A new tensor of the same shape, strides and dtype. A tensor without floating-point values is returned itself."""
         if not value.is_floating_point():
             return value
         draws = torch.Generator(value.device).manual_seed(int(torch.randint(1 << 62, (), generator=self._draws)))
@@ -56,7 +56,7 @@ class InputPerturbation:
 
 @contextmanager
 def fixed_seed() -> Iterator[None]:
-    """Random numbers from a fixed seed inside, and the generators as they were afterwards."""
+    """Draw random numbers from a fixed seed inside, and restore the generators afterwards."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(0)

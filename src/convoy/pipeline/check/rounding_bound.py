@@ -1,4 +1,4 @@
-"""The error that a plan in training is allowed: PyTorch's own, or what allowed products' rounding changes where that is more."""
+"""The allowed error of a plan in training: that of PyTorch's own run, or of the rounding that its flags allow if that is more."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def allowed_baseline(
 ) -> OutputErrors:
     """The errors that gradients, or results of a pass, are to be compared with (`end_to_end.why_wrong` with `LEAST_ERROR`).
 
-    PyTorch may happen to run exact fp32 kernels where its flags allow it TF32's products, and a plan may use what they allow.
+    PyTorch may run exact fp32 kernels although its flags allow TF32 products; a plan may use TF32 then.
 
     Args:
-        errors: of the plan's results.
-        baseline: of PyTorch's own.
+        errors: errors of the plan's results.
+        baseline: errors of PyTorch's own run.
         numerics: the rounding that the user allows.
         unit: unit roundoff of the least precise products that PyTorch's flags and the tensors' dtypes allow.
-        rounded: runs PyTorch's own on tensors that are off by one rounding each; gives how far its results move.
+        rounded: runs PyTorch's own on inputs that are changed by one rounding each; gives the change of the results.
 
     Returns:
-        PyTorch's own errors; those of `rounded` where the plan's are too large for PyTorch's, products may be coarser than
-        fp32's, and `rounded` gives more.
+        PyTorch's own errors; those of `rounded` if the plan's errors exceed PyTorch's, products may be coarser than fp32, and
+        `rounded` gives more.
     """
     allowed = max(end_to_end.WORST_ERROR * baseline.rel_l2_error, end_to_end.LEAST_ERROR)
     if errors.rel_l2_error <= allowed or numerics == "strict" or unit <= FP32_UNIT:

@@ -69,7 +69,7 @@ class BuiltPlan:
 
 
 TRIES = 4
-"""How often selection may choose again: what it falls back on may be predicted too."""
+"""Most times that selection chooses again: the next choice may be predicted too."""
 
 
 def rebuild_until_verified(
@@ -136,7 +136,7 @@ def measure_predicted(
         requests = [Request(problems[key], (config,), protocol.few) for key, config in unproven]
         runner.prepare(requests)
         for done, request in enumerate(requests):
-            observer("proving what was predicted", done, len(requests))
+            observer("measuring predicted candidates", done, len(requests))
             rows = list(runner.measure(request, protocol))
             database.put(rows, subgraph_texts([request.problem]), targets=(net.target,))
             key = request.problem.key

@@ -2,7 +2,7 @@
 
 The values stand in the file's metadata, as JSON in which a tensor is its name:
 
-    format   given by whoever writes
+    format   name and version of the format
     state    the values
     sha256   of `state`, and of each tensor's name, dtype, shape and bytes, in the order of names
 """

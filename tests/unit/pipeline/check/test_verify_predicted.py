@@ -63,7 +63,7 @@ def test_a_predicted_kernel_that_is_wrong_is_found_and_replaced(
     result = optimize_model(
         model, (image(),), name="net", settings=settings(path, "wrong"), observer=lambda words, *_: told.append(words)
     )
-    assert told.count("proving what was predicted") == 2
+    assert told.count("measuring predicted candidates") == 2
     with Database.open(path, shipped=False) as database:
         rows = [row for row in database.rows() if row.config.engine == "wrong"]
     assert [row.status for row in rows] == [Status.WRONG_RESULT] * 2

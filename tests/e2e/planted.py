@@ -92,7 +92,7 @@ class Stalls(_Faulty):
         return run
 
 
-STALLS = "planted.stalls=planted:Stalls"
+STALLS = "planted.stalls=tests.e2e.planted:Stalls"
 ALL = tuple(f"{cls.id}={__name__}:{cls.__name__}" for cls in (Wrong, Hangs, Dies, Broken, Greedy))
 EXPECTED = {
     "planted.wrong": "wrong_result",

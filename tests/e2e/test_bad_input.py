@@ -266,7 +266,7 @@ def test_explain_names_the_layers_that_there_are(convoy_command: Command, plan: 
         ("x=raises:X", "a bad day"),
         ("x=json:JSONDecoder", "an Engine at json:JSONDecoder, not a JSONDecoder"),
         ("x=json:loads", "an Engine at json:loads, not a function"),
-        ("x=planted:Wrong", "'planted.wrong'"),
+        ("x=tests.e2e.planted:Wrong", "'planted.wrong'"),
         ("x=:", "expected an engine that can be imported"),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_bad_engine_in_the_environment(
 
 
 def test_an_engine_of_the_users_own_is_listed(convoy_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONVOY_ENGINES", "planted.wrong=planted:Wrong")
+    monkeypatch.setenv("CONVOY_ENGINES", "planted.wrong=tests.e2e.planted:Wrong")
     assert "planted.wrong" in convoy_command.works("engines")
     assert "loaded from tests.e2e.planted:Wrong" in convoy_command.works("doctor")
 

@@ -31,17 +31,17 @@ def check(case: Case, material: CaseInputs, found: Outputs) -> tuple[float, str]
     try:
         if not case.training:
             error = relative_error(found, exact)
-            return error, "" if error <= limits["out"] else _too_far("the outputs are", error, limits["out"])
+            return error, "" if error <= limits["out"] else _too_far("outputs", error, limits["out"])
         error = relative_error(part(found, "grad:"), part(exact, "grad:"))
     except ValueError as mismatch:
         return float("inf"), str(mismatch)
     if not error <= limits["grad"]:
-        return error, _too_far("the gradients are", error, limits["grad"])
+        return error, _too_far("gradients", error, limits["grad"])
     for name in ("loss0", "loss1"):
         off = loss_error(found, exact, name)
         if not off <= limits["loss"]:
             return error, _too_far(
-                f"the loss {'after' if name == 'loss1' else 'before'} the first step is", off, limits["loss"]
+                f"loss {'after' if name == 'loss1' else 'before'} the first step", off, limits["loss"]
             )
     return error, ""
 

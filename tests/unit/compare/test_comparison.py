@@ -85,7 +85,7 @@ def ready(material: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("provider", "status", "reason"),
     [
-        ("wrong", "wrong_result", "the outputs are 1.0e-03 off"),
+        ("wrong", "wrong_result", "outputs: relative error 1.0e-03"),
         ("crash", "crashed", "SIGSEGV"),
         ("exhausted", "out_of_memory", "RESOURCE_EXHAUSTED"),
         ("later", "launch_error", "the seventh call"),

@@ -175,10 +175,10 @@ class ModelVariant:
             off = loss_error(outputs, exact, "loss1")
             if "-bias_gradient" not in self.options and not off <= limits["loss"]:
                 raise WrongResultError(
-                    f"the loss after the first step is {off:.1e} off (relative), and may be {limits['loss']:.1e}"
+                    f"loss after the first step: relative error {off:.1e}, limit {limits['loss']:.1e}"
                 )
         if not error <= limit:
-            raise WrongResultError(f"{error:.1e} off (relative L2), and may be {limit:.1e}")
+            raise WrongResultError(f"relative L2 error {error:.1e}, limit {limit:.1e}")
         return error
 
     def _allowed(self) -> dict[str, float]:

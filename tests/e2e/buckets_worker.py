@@ -24,7 +24,7 @@ LIMIT = 3000
 """Bytes of a bucket: two weights of the net."""
 
 for module in (gradient_allreduce, overlapped_allreduce):
-    module.sent_together = functools.partial(module.sent_together, limit=LIMIT)
+    module.allreduce_buckets = functools.partial(module.allreduce_buckets, limit=LIMIT)
 training_job.collectives = functools.partial(training_job.collectives, limit=LIMIT)
 end_to_end.is_faster = lambda result, baseline: True  # whatever the clock says
 

@@ -25,7 +25,7 @@ from tests.e2e.leaving import leave
 tune_step.SHARED_DEVICES = ("cpu",)  # as on GPUs: each process measures a share
 
 for module in (gradient_allreduce, overlapped_allreduce):  # several buckets, though the net is small
-    module.sent_together = functools.partial(module.sent_together, limit=600)
+    module.allreduce_buckets = functools.partial(module.allreduce_buckets, limit=600)
 
 
 def main(folder: Path) -> None:

@@ -90,12 +90,12 @@ import torch.distributed as dist
 from torch import nn
 
 from convoy.training.trainer.fit import fit
-from convoy.training.trainer.recipe import Recipe
+from convoy.training.trainer.recipe import TrainingRecipe
 from convoy.zoo import Preprocessing, load_dataset
 
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 images = load_dataset("synthetic:80", preprocessing=Preprocessing(10), classes=5).shard(rank, 2)
-recipe = Recipe(epochs=2, batch=8, stock=True)
+recipe = TrainingRecipe(epochs=2, batch=8, stock=True)
 
 
 class Stopped(Exception):

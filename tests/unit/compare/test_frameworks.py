@@ -16,7 +16,7 @@ from convoy.compare import case_inputs
 from convoy.compare.case import Case
 from convoy.compare.checking import check
 from convoy.compare.frameworks import FRAMEWORKS
-from convoy.compare.frameworks.base import UnsupportedCaseError
+from convoy.compare.frameworks.base import CaseInputs, UnsupportedCaseError
 
 PLANTED = Path(__file__).parent / "planted_frameworks.py"
 
@@ -102,7 +102,7 @@ def test_frameworks_with_nets_of_their_own(tmp_path: Path, name: str, model: str
 @pytest.mark.parametrize("name", [needs("jax"), needs("tensorflow")])
 def test_a_net_without_a_definition_is_refused_by_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsupportedCaseError, match="vgg11"):
-        FRAMEWORKS[name].load().ways(Case("vgg11"), case_inputs.Material(tmp_path, {}))
+        FRAMEWORKS[name].load().ways(Case("vgg11"), CaseInputs(tmp_path, {}))
 
 
 ON_GPU = [Case("tiny", device="cuda", mode=mode) for mode in ("inference", "training")]

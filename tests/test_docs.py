@@ -109,6 +109,7 @@ def run(home: Path, *words: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("reader")
+@pytest.mark.timeout(600)
 def test_the_readmes_python_runs(home: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     # Where torchvision's wheel is for another build of torch, its own import fails; the model zoo knows how to import it.

@@ -17,6 +17,7 @@ import typer
 
 import convoy
 from convoy.cli.commands import app
+from tests.unit.pipeline.untimed import keep_plans
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -147,7 +148,11 @@ small, and on a busy machine that is the right answer."""
 def test_the_snippets_about_serving_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "how-to" / "serve.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    optimize, settings = convoy.optimize, convoy.Settings(effort="none", db=tmp_path / "perf.db")
+    keep_plans(monkeypatch)
+    optimize, settings = (
+        convoy.optimize,
+        convoy.Settings(effort="none", only_engines=("onednn",), db=tmp_path / "perf.db"),
+    )
     monkeypatch.setattr(convoy, "optimize", lambda *args: optimize(*args, settings=settings), raising=False)
     names: dict[str, Any] = {}
     for block in blocks:

@@ -2,13 +2,18 @@
 
 import ctypes
 import subprocess
+from pathlib import Path
 
+from convoy.engines.hopper.nvrtc_source import kernel_source
 from convoy.engines.hopper.tensor_maps import BoxMap, PixelMap
 from convoy.problem import ConvProblem
+from convoy.problem.spec import DTYPE_BYTES
+
+HOPPER_DEVICE = Path(__file__).with_name("hopper") / "device"
 
 
-class Map(ctypes.Structure):
-    """`Map` of emulated.h."""
+class EmulatedMap(ctypes.Structure):
+    """`TensorMap` of emulated_device.h."""
 
     _fields_ = [
         ("base", ctypes.c_void_p), ("size", ctypes.c_longlong * 4), ("stride", ctypes.c_longlong * 4),
@@ -19,7 +24,9 @@ class Map(ctypes.Structure):
 
 def emulated_map(tensor, described):
     """A tensor map of `convoy.engines.hopper.tensor_maps` for the emulated copies."""
-    found = Map(tensor.data_ptr(), rows=getattr(described, "rows", 0), channels=getattr(described, "channels", 0))
+    found = EmulatedMap(
+        tensor.data_ptr(), rows=getattr(described, "rows", 0), channels=getattr(described, "channels", 0)
+    )
     for index, size in enumerate(described.sizes):
         found.size[index] = size
     for index, stride in enumerate(described.strides):
@@ -32,21 +39,58 @@ def emulated_map(tensor, described):
     return found
 
 
-def compiled(folder):
-    """A function from a kernel's text to its library in a folder; each is compiled once."""
+def kernel_libraries(folder, device):
+    """A function that compiles a kernel for the host, each once.
+
+    Args:
+        folder: where sources and libraries are written.
+        device: the folder of headers that stand in front of those of `hopper/include`.
+    """
     made = {}
 
-    def build(content):
-        if content not in made:
-            source = folder / f"{len(made)}.cpp"
-            source.write_text(content)
-            target = source.with_suffix(".so")
-            command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-o", target, source]
-            subprocess.run(command, check=True, timeout=120)
-            made[content] = ctypes.CDLL(str(target))
-        return made[content]
+    def build(kernel, parameters, launch, *, changes=(), macros=()):
+        """The library.
+
+        Args:
+            kernel: the name of its file without the ending.
+            parameters: values of its configuration's header.
+            launch: C++ behind the kernel: a function `run`.
+            changes: (before, after) for the text of the kernel and its headers: faults that are planted.
+            macros: NAME=value, for the compiler.
+        """
+        source = kernel_source(kernel, parameters)
+        texts = {
+            name: text for name, text in (*source.headers, (source.name, source.text)) if not (device / name).exists()
+        }
+        for before, after in changes:
+            assert any(before in text for text in texts.values()), before
+            texts = {name: text.replace(before, after) for name, text in texts.items()}
+        texts["main.cpp"] = f'#include "{source.name}"\n{launch}'
+        key = (*sorted(texts.items()), *macros)
+        if key not in made:
+            own = folder / str(len(made))
+            own.mkdir()
+            for name, text in texts.items():
+                (own / name).write_text(text)
+            include = [f"-I{path}" for path in (own, device, device.parent)]
+            options = [f"-D{macro}" for macro in ("__device__=", "__forceinline__=inline", *macros)] + ["-includecmath"]
+            command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", *options, *include]
+            subprocess.run([*command, "-o", own / "kernel.so", own / "main.cpp"], check=True, timeout=120)
+            made[key] = ctypes.CDLL(str(own / "kernel.so"))
+        return made[key]
 
     return build
+
+
+def hopper_libraries(folder):
+    """`kernel_libraries` on the emulated Hopper device, for operands of a dtype."""
+    build = kernel_libraries(folder, HOPPER_DEVICE)
+
+    def of(kernel, parameters, launch, dtype, changes=()):
+        macros = (f"EMULATED_VALUE_BYTES={DTYPE_BYTES[dtype]}", f"EMULATED_BFLOAT={int(dtype == 'bf16')}")
+        return build(kernel, parameters, f'#include "launch.h"\n{launch}', changes=changes, macros=macros)
+
+    return of
 
 
 def conv(*sizes, dtype="fp16", **rest):

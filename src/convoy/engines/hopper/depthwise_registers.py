@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final
 
 import torch
 
@@ -14,7 +13,7 @@ from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked
 from convoy.engines.gpu.gpu_support_checks import conv_support
 from convoy.engines.hopper.nvrtc_kernel import Function, SpillError, absence, compile_cubin, pointer, structure
-from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, defines, options, text
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, kernel_source, nvrtc_options
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import CompileError, InputError
 from convoy.problem import ConvProblem, Knobs, Problem
@@ -24,9 +23,6 @@ from convoy.target import Target
 
 CHANNELS = 4
 """Of a thread, where its knobs name none: 8 bytes of halves, 16 of fp32."""
-
-KERNEL: Final = ("depthwise_sums.cuh", "depthwise.cu")
-"""Its text, behind the headers."""
 
 THREADS = 128
 MOST_FORMS = 24
@@ -124,16 +120,16 @@ class Form:
             "still": 0,
         }  # fmt: skip
 
-    def macros(self, problem: ConvProblem, *, dependent: bool = True) -> dict[str, int]:
-        """The kernel's settings."""
+    def parameters(self, problem: ConvProblem, *, dependent: bool = True) -> dict[str, int]:
+        """The values of `depthwise_registers_config.cuh`."""
         epilogue = problem.epilogue
         return {
-            "BYTES": DTYPE_BYTES[problem.x_dtype], "BF16": int(problem.x_dtype == "bf16"), "CHANNELS": self.channels,
-            "R": problem.r, "S": problem.s, "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w,
-            "STRIP": self.strip, "ROWS": self.rows, "AHEAD": self.ahead, "HELD": int(self.holds(problem)),
-            "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual),
-            "ACTIVATION": ACTIVATIONS.index(epilogue.activation), "DEPENDENT": int(dependent), "THREADS": THREADS,
-            "BLOCKS": self.blocks(problem),
+            "VALUE_BYTES": DTYPE_BYTES[problem.x_dtype], "BFLOAT": int(problem.x_dtype == "bf16"),
+            "LANE_CHANNELS": self.channels, "FILTER_R": problem.r, "FILTER_S": problem.s, "STRIDE_H": problem.stride_h,
+            "STRIDE_W": problem.stride_w, "STRIP": self.strip, "BAND_ROWS": self.rows, "AHEAD": self.ahead,
+            "WEIGHTS_IN_REGISTERS": int(self.holds(problem)), "HAS_BIAS": int(epilogue.bias),
+            "HAS_RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
+            "DEPENDENT": int(dependent), "THREADS": THREADS, "MIN_BLOCKS_PER_SM": self.blocks(problem),
         }  # fmt: skip
 
 
@@ -206,16 +202,16 @@ class DepthwiseExecutable(Executable):
     def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
         self.problem, self.form, self.dependent = problem, form, target.capability >= 90
         cubin, self.log = self._compiled(engine, target)
-        self.function = Function(engine, cubin, "depthwise", 0)
+        self.function = Function(engine, cubin, "depthwise_registers", 0)
 
     def _compiled(self, engine: str, target: Target) -> tuple[bytes, str]:
         """With room for as many blocks as nothing spills with: which that is, the assembler's order of loads decides."""
         return roomiest(lambda blocks: self._compiled_for(blocks, engine, target), self.form.blocks(self.problem))
 
     def _compiled_for(self, blocks: int, engine: str, target: Target) -> tuple[bytes, str]:
-        macros = {**self.form.macros(self.problem, dependent=self.dependent), "BLOCKS": blocks}
-        content = defines(macros) + "".join(map(text, ("hopper.cuh", "activation.cuh", *KERNEL)))
-        return compile_cubin(engine, content, target, options(self.problem.epilogue.activation, self.problem.x_dtype))
+        parameters = self.form.parameters(self.problem, dependent=self.dependent) | {"MIN_BLOCKS_PER_SM": blocks}
+        options = nvrtc_options(self.problem.epilogue.activation, self.problem.x_dtype)
+        return compile_cubin(engine, kernel_source("depthwise_registers", parameters), target, options)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as fp32 [r·s, c]; the bias as it is, from a multiple of sixteen bytes on."""

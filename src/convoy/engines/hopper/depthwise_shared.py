@@ -16,7 +16,7 @@ from convoy.engines.gpu.gpu_support_checks import conv_support
 from convoy.engines.hopper.depthwise_registers import by_taps, one_filter_a_channel, roomiest
 from convoy.engines.hopper.hopper_support_checks import hopper_alone
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer
-from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, options, text, tile_text
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, kernel_source, nvrtc_options
 from convoy.engines.hopper.tensor_maps import BoxMap
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import InputError
@@ -152,15 +152,15 @@ class Tile:
         n, c, h, w = self.problem.x_spec.shape
         return BoxMap((c, w, h, n), (c * 2, w * c * 2, h * w * c * 2), self.box, swizzled=False)
 
-    def macros(self, blocks: int) -> dict[str, int]:
-        """The kernel's settings."""
+    def parameters(self, blocks: int) -> dict[str, int]:
+        """The values of `depthwise_shared_config.cuh`, with room for so many blocks on a multiprocessor."""
         p, form = self.problem, self.form
         return {
-            "BF16": int(p.x_dtype == "bf16"), "C": p.c, "P": p.p, "Q": p.q, "R": p.r, "S": p.s, "STRIDE_H": p.stride_h,
-            "STRIDE_W": p.stride_w, "PAD_H": p.pad_h, "PAD_W": p.pad_w, "N": p.n, "CHANNELS": 2,
-            "TILE": form.tile, "IMAGES": form.images, "STRIP": form.strip, "ROWS": form.rows,
-            "BIAS": int(p.epilogue.bias), "RESIDUAL": int(p.epilogue.residual),
-            "ACTIVATION": ACTIVATIONS.index(p.epilogue.activation), "BLOCKS": blocks,
+            "BFLOAT": int(p.x_dtype == "bf16"), "Y_CHANNELS": p.c, "Y_ROWS": p.p, "Y_COLUMNS": p.q, "FILTER_R": p.r,
+            "FILTER_S": p.s, "STRIDE_H": p.stride_h, "STRIDE_W": p.stride_w, "PAD_H": p.pad_h, "PAD_W": p.pad_w,
+            "BATCH": p.n, "LANE_CHANNELS": 2, "TILE_ROWS": form.tile, "TILE_IMAGES": form.images, "STRIP": form.strip,
+            "BAND_ROWS": form.rows, "HAS_BIAS": int(p.epilogue.bias), "HAS_RESIDUAL": int(p.epilogue.residual),
+            "ACTIVATION": ACTIVATIONS.index(p.epilogue.activation), "MIN_BLOCKS_PER_SM": blocks,
         }  # fmt: skip
 
     def guess_us(self, units: int) -> float:
@@ -202,12 +202,12 @@ class DepthwiseTileExecutable(Executable):
                 "knobs", str(form.knobs), f"a smaller tile: {self.tile.shared_bytes} bytes of shared memory"
             )
         cubin, self.log = roomiest(lambda blocks: self._compiled_for(blocks, engine, target), self.tile.blocks, 1)
-        self.function = Function(engine, cubin, "depthwise_tile", self.tile.shared_bytes)
+        self.function = Function(engine, cubin, "depthwise_shared", self.tile.shared_bytes)
 
     def _compiled_for(self, blocks: int, engine: str, target: Target) -> tuple[bytes, str]:
-        headers = "".join(text(f"{name}.cuh") for name in ("hopper", "hopper_more", "activation"))
-        content = tile_text(self.tile.macros(blocks), headers)
-        return compile_cubin(engine, content, target, options(self.problem.epilogue.activation, self.problem.x_dtype))
+        source = kernel_source("depthwise_shared", self.tile.parameters(blocks))
+        options = nvrtc_options(self.problem.epilogue.activation, self.problem.x_dtype)
+        return compile_cubin(engine, source, target, options)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as fp32 [r·s, c]; the bias as it is."""

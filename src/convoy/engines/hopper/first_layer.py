@@ -22,7 +22,7 @@ from convoy.engines.hopper.first_layer_tile_config import (
 )
 from convoy.engines.hopper.hopper_support_checks import hopper_alone
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer
-from convoy.engines.hopper.nvrtc_source import first_source, options
+from convoy.engines.hopper.nvrtc_source import kernel_source, nvrtc_options, wgmma_function
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.engines.triton.pooling.pool_windows import unpooled
 from convoy.engines.triton.triton_build import TORCH_DTYPE
@@ -44,8 +44,10 @@ class FirstLayerExecutable(Executable):
             raise InputError(
                 "knobs", str(form.knobs), f"fewer warpgroups: {self.layer.shared_bytes} bytes of shared memory"
             )
-        text = first_source(self.layer.macros(), problem.x_dtype)
-        cubin, self.log = compile_cubin(engine, text, target, options(problem.epilogue.activation, problem.x_dtype))
+        products = wgmma_function(self.layer.columns, problem.x_dtype)
+        source = kernel_source("first_layer", self.layer.parameters(), products)
+        options = nvrtc_options(problem.epilogue.activation, problem.x_dtype)
+        cubin, self.log = compile_cubin(engine, source, target, options)
         self.function = Function(engine, cubin, "first_layer", self.layer.shared_bytes)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:

@@ -211,18 +211,19 @@ class Layer:
         """Of an image."""
         return -(-self.problem.y_spec.shape[2] // (self.form.rows * self.form.warpgroups))
 
-    def macros(self) -> dict[str, int]:
-        """The kernel's settings."""
+    def parameters(self) -> dict[str, int]:
+        """The values of `first_layer_config.cuh`."""
         p, pool = self.problem, self.problem.epilogue.pool
         _, _, y_rows, y_columns = p.y_spec.shape
         return {
-            "BYTES": self.value_bytes, "C": p.c, "H": p.h, "W": p.w, "K": p.k, "R": self.lines,
-            "STRIDE_H": self.fresh_lines, "PHASES": self.phases, "PAD_H": p.pad_h, "PAD_W": p.pad_w, "P": p.p, "Q": p.q,
-            "BN": self.columns, "STEPS": self.steps, "UNITS": self.units, "PAIRED": int(self.form.paired),
-            "POOLED": int(self.pooled), "POOL_PAD": pool.pad_h if pool else 0, "Y_ROWS": y_rows, "Y_COLUMNS": y_columns,
-            "ROWS": self.form.rows, "WARPGROUPS": self.form.warpgroups, "BLOCKS": self.blocks, "TILES": self.tiles,
-            "PAIRS_READ": int(p.w % 2 == 0), "BF16": int(p.x_dtype == "bf16"), "BIAS": int(p.epilogue.bias),
-            "ACTIVATION": ACTIVATIONS.index(p.epilogue.activation),
+            "VALUE_BYTES": self.value_bytes, "X_CHANNELS": p.c, "X_ROWS": p.h, "X_COLUMNS": p.w, "FILTERS": p.k,
+            "FILTER_ROWS": self.lines, "STRIDE_H": self.fresh_lines, "PHASES": self.phases, "PAD_H": p.pad_h,
+            "PAD_W": p.pad_w, "CONV_P": p.p, "CONV_Q": p.q, "TILE_N": self.columns, "STEPS": self.steps,
+            "CHUNKS": self.units, "PAIRED": int(self.form.paired), "POOLED": int(self.pooled),
+            "POOL_PAD": pool.pad_h if pool else 0, "Y_ROWS": y_rows, "Y_COLUMNS": y_columns,
+            "WARPGROUP_ROWS": self.form.rows, "WARPGROUPS": self.form.warpgroups, "MIN_BLOCKS_PER_SM": self.blocks,
+            "TILES": self.tiles, "PIXEL_PAIRS_ALIGNED": int(p.w % 2 == 0), "BFLOAT": int(p.x_dtype == "bf16"),
+            "HAS_BIAS": int(p.epilogue.bias), "ACTIVATION": ACTIVATIONS.index(p.epilogue.activation),
         }  # fmt: skip
 
     def guess_us(self, units: int) -> float:

@@ -12,7 +12,7 @@ from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of, round_tf32
 from convoy.engines.hopper.hopper_support_checks import copied_product
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
-from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, options, source
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, kernel_source, nvrtc_options, reciprocal, wgmma_function
 from convoy.engines.hopper.tensor_maps import ROW_BYTES, FilterMap, PixelMap
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import InputError
@@ -126,15 +126,16 @@ class Form:
         """The ring, its barriers, and what rounding its start up costs."""
         return self.ring_bytes + 16 * self.stages + _EXTRA_BYTES
 
-    def macros(self, problem: ConvProblem) -> dict[str, int]:
-        """The kernel's settings."""
+    def parameters(self, problem: ConvProblem) -> dict[str, int]:
+        """The values of `igemm_config.cuh`."""
         fewer, more = REGISTERS[self.consumers]
         epilogue = problem.epilogue
         return {
-            "ROWS": self.rows, "BN": self.filters, "STAGES": self.stages, "CONSUMERS": self.consumers,
-            "TURNS": int(self.turns), "CLUSTER": self.cluster, "SPLIT": self.split, "BYTES": DTYPE_BYTES[problem.x_dtype],
-            "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual),
-            "ACTIVATION": ACTIVATIONS.index(epilogue.activation), "DEPENDENT": 1, "PRODUCER_REGISTERS": fewer,
+            "WARPGROUP_M": self.rows, "TILE_N": self.filters, "STAGES": self.stages, "CONSUMERS": self.consumers,
+            "PINGPONG": int(self.turns), "CLUSTER": self.cluster, "SPLIT": self.split,
+            "VALUE_BYTES": DTYPE_BYTES[problem.x_dtype], "BFLOAT": int(problem.x_dtype == "bf16"),
+            "HAS_BIAS": int(epilogue.bias), "HAS_RESIDUAL": int(epilogue.residual),
+            "ACTIVATION": ACTIVATIONS.index(epilogue.activation), "PRODUCER_REGISTERS": fewer,
             "CONSUMER_REGISTERS": more,
         }  # fmt: skip
 
@@ -178,16 +179,6 @@ class Form:
 def iterations(problem: ConvProblem) -> int:
     """Blocks of channels, over all taps."""
     return problem.r * problem.s * -(-problem.c * DTYPE_BYTES[problem.x_dtype] // ROW_BYTES)
-
-
-def reciprocal(divisor: int) -> tuple[int, int]:
-    """Factor and shift with which `n * factor >> shift` is `n // divisor` for every n in [0, 2^31).
-
-    The factor is the quotient of a power of two rounded up, so that it is too large by less than 1: the power is chosen so
-    that n times this stays under it (Granlund and Montgomery, Division by Invariant Integers, 1994).
-    """
-    shift = 31 + (divisor - 1).bit_length()
-    return -(-(1 << shift) // divisor), shift
 
 
 def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
@@ -265,10 +256,10 @@ class ImplicitGemmExecutable(Executable):
 
     def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
         self.problem, self.form, self.units = problem, form, target.units
-        text = source("implicit_gemm", form.macros(problem), problem.x_dtype)
-        chosen = options(problem.epilogue.activation, problem.x_dtype)
-        cubin, self.log = compile_cubin(engine, text, target, chosen)
-        self.function = Function(engine, cubin, "implicit_gemm", form.shared_bytes)
+        source = kernel_source("igemm", form.parameters(problem), wgmma_function(form.filters, problem.x_dtype))
+        options = nvrtc_options(problem.epilogue.activation, problem.x_dtype)
+        cubin, self.log = compile_cubin(engine, source, target, options)
+        self.function = Function(engine, cubin, "igemm", form.shared_bytes)
         self.pixel_map = PixelMap.of(problem, form.pixels)
         self.filter_map = FilterMap.of(problem, form.filters // form.cluster)
 

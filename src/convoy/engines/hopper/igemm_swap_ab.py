@@ -18,7 +18,7 @@ from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, Form
 from convoy.engines.hopper.igemm_swap_ab_tile_search import estimate_us, forms
 from convoy.engines.hopper.igemm_swap_ab_variants import WideForm
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
-from convoy.engines.hopper.nvrtc_source import options, swapped_source
+from convoy.engines.hopper.nvrtc_source import kernel_source, nvrtc_options, wgmma_function, wgmma_sparse_function
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Problem
@@ -54,6 +54,16 @@ def in_blocks(weight: torch.Tensor, form: Form) -> torch.Tensor:
     return swizzled.permute(order).reshape(rows.shape[0] // filters, -1, filters, channels).contiguous()
 
 
+def products(dtype: str, form: Form) -> str:
+    """The wgmma functions of a kernel on operands of a dtype."""
+    if form.sparse:
+        return wgmma_sparse_function(form.pixels, dtype)
+    made = wgmma_function(form.pixels, dtype)
+    made += wgmma_function(form.pixels, dtype, name="wgmma_zero_init", adds=False)
+    made += wgmma_function(form.pixels, dtype, name="wgmma_transposed_a", transposed=1) if dtype != "fp32" else ""
+    return made
+
+
 class SwappedExecutable(Executable):
     """One form for one problem.
 
@@ -70,9 +80,10 @@ class SwappedExecutable(Executable):
                 "knobs", str(form.knobs), f"a halo only where it fits: 3x3, stride 1, padding 1; got {problem}"
             )
         self.problem, self.form, self.units = problem, form, target.units
-        text = swapped_source("swapped", form.macros(problem), problem.x_dtype, sparse=form.sparse)
-        cubin, self.log = compile_cubin(engine, text, target, options(problem.epilogue.activation, problem.y_dtype))
-        self.function = Function(engine, cubin, "swapped", form.shared_bytes)
+        source = kernel_source("igemm_swap_ab", form.parameters(problem), products(problem.x_dtype, form))
+        options = nvrtc_options(problem.epilogue.activation, problem.y_dtype)
+        cubin, self.log = compile_cubin(engine, source, target, options)
+        self.function = Function(engine, cubin, "igemm_swap_ab", form.shared_bytes)
         self.pixel_map = pixel_map(problem, form)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:

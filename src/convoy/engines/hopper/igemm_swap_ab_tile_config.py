@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar, Final, Self
 
-from convoy.engines.hopper.igemm import reciprocal
-from convoy.engines.hopper.nvrtc_source import ACTIVATIONS
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, reciprocal
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs
 from convoy.problem.spec import DTYPE_BYTES
@@ -227,20 +226,20 @@ class Form:
         )
         return problem.r == problem.s == 3 and set(ones) == {1} and problem.w < self.halo
 
-    def macros(self, problem: ConvProblem) -> dict[str, int]:
-        """The kernel's settings."""
+    def parameters(self, problem: ConvProblem) -> dict[str, int]:
+        """The values of `igemm_swap_ab_config.cuh`."""
         fewer, more = REGISTERS[self.consumers, self.blocks]
         epilogue = problem.epilogue
         return {
-            "ROWS": self.rows, "BN": self.pixels, "STAGES": self.stages, "CONSUMERS": self.consumers,
-            "CLUSTER": self.cluster, "SPLIT": self.split, "DEPTH": self.depth, "BLOCKS": self.blocks,
-            "STAGED": self.staged, "UNIT": self.unit,
-            "PITCH": self.halo, "KEPT": self.kept, "HALO_ROWS": self.halo_rows(problem.w), "HALOS": self.halos,
-            "SPARSE": int(self.sparse), "PLANES": self.planes, "WIDE": int(self.wide), "WEIGHTS": self.weights,
-            "BYTES": DTYPE_BYTES[problem.x_dtype],
-            "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias),
-            "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
-            "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
+            "WARPGROUP_M": self.rows, "TILE_N": self.pixels, "STAGES": self.stages, "CONSUMERS": self.consumers,
+            "CLUSTER": self.cluster, "SPLIT": self.split, "DEPTH": self.depth, "MIN_BLOCKS_PER_SM": self.blocks,
+            "STAGED_STORE": self.staged, "STORE_PIXELS": self.unit, "HALO_PITCH": self.halo, "HALO_PIXELS": self.kept,
+            "HALO_ROWS": self.halo_rows(problem.w), "HALO_STAGES": self.halos, "SPARSE": int(self.sparse),
+            "PLANES": self.planes, "FP32_RESULTS": int(self.wide), "WEIGHT_LAYOUT": self.weights,
+            "VALUE_BYTES": DTYPE_BYTES[problem.x_dtype], "BFLOAT": int(problem.x_dtype == "bf16"),
+            "HAS_BIAS": int(epilogue.bias), "HAS_RESIDUAL": int(epilogue.residual),
+            "ACTIVATION": ACTIVATIONS.index(epilogue.activation), "PRODUCER_REGISTERS": fewer,
+            "CONSUMER_REGISTERS": more,
         }  # fmt: skip
 
     def tiles(self, problem: ConvProblem) -> tuple[int, int]:

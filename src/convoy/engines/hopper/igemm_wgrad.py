@@ -13,7 +13,7 @@ from convoy.engines.hopper.igemm_dynamic_weight import half_product
 from convoy.engines.hopper.igemm_wgrad_tile_config import Form
 from convoy.engines.hopper.igemm_wgrad_tile_search import estimate_us, forms
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
-from convoy.engines.hopper.nvrtc_source import wgrad_source
+from convoy.engines.hopper.nvrtc_source import kernel_source, wgmma_function
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits
 from convoy.engines.triton.triton_wgrad import asked
@@ -35,9 +35,10 @@ class WeightGradientExecutable(Executable):
     def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
         self.problem, self.form = problem, form
         self.workspace_bytes = share_bytes(problem, form)
-        text = wgrad_source(form.macros(problem), problem.x_dtype)
-        cubin, self.log = compile_cubin(engine, text, target)
-        self.function = Function(engine, cubin, "wgrad", form.shared_bytes)
+        products = wgmma_function(form.columns, problem.x_dtype, name="wgmma_transposed_ab", transposed=2)
+        source = kernel_source("igemm_wgrad", form.parameters(problem), products)
+        cubin, self.log = compile_cubin(engine, source, target)
+        self.function = Function(engine, cubin, "igemm_wgrad", form.shared_bytes)
         self.sizes = structure("Sizes", form.sizes(problem)) if problem.n else None
         self.x_map, self.dy_map = form.x_map(problem), form.dy_map(problem)
         self.reduce = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final, Self
 
-from convoy.engines.hopper.igemm import reciprocal
 from convoy.engines.hopper.igemm_swap_ab_tile_config import (
     EXTRA_BYTES,
     MOST_SPLIT,
@@ -14,6 +13,7 @@ from convoy.engines.hopper.igemm_swap_ab_tile_config import (
     ROW_BYTES,
     SHARED_BYTES,
 )
+from convoy.engines.hopper.nvrtc_source import reciprocal
 from convoy.engines.hopper.tensor_maps import BoxMap, PixelMap
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs
@@ -98,14 +98,14 @@ class Form:
         """The ring, its barriers, and what rounding the ring's start up costs."""
         return self.stages * (self.stage_bytes + 16) + EXTRA_BYTES
 
-    def macros(self, problem: ConvProblem) -> dict[str, int]:
-        """The kernel's settings."""
+    def parameters(self, problem: ConvProblem) -> dict[str, int]:
+        """The values of `igemm_wgrad_config.cuh`."""
         fewer, more = REGISTERS[self.consumers, self.blocks]
         return {
-            "ROWS": self.rows, "BN": self.columns, "PIXELS": self.pixels, "STAGES": self.stages,
-            "CONSUMERS": self.consumers, "SPLIT": self.split, "BLOCKS": self.blocks,
-            "WIDE": int(self.shares > 1), "FLAT": int(flat(problem)), "BYTES": DTYPE_BYTES[problem.x_dtype],
-            "BF16": int(problem.x_dtype == "bf16"), "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
+            "WARPGROUP_M": self.rows, "TILE_N": self.columns, "PIXELS": self.pixels, "STAGES": self.stages,
+            "CONSUMERS": self.consumers, "SPLIT": self.split, "MIN_BLOCKS_PER_SM": self.blocks,
+            "FP32_SHARES": int(self.shares > 1), "X_HAS_PIXELS_OF_DY": int(flat(problem)),
+            "BFLOAT": int(problem.x_dtype == "bf16"), "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
         }  # fmt: skip
 
     def tiles(self, problem: ConvProblem) -> tuple[int, int]:

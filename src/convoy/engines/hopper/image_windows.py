@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
-from convoy.engines.hopper.nvrtc_source import defines, text
+from convoy.engines.hopper.nvrtc_source import CudaSource, kernel_source
 from convoy.problem import ConvProblem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.target import Target
@@ -72,17 +72,16 @@ class Windows:
             p, c=p.s * self.cell, h=self.groups, w=p.q, r=self.taps, s=1, pad_h=0, pad_w=0, stride_h=1, stride_w=1
         )  # fmt: skip
 
-    def macros(self) -> dict[str, int]:
-        """The copying kernel's settings."""
+    def parameters(self) -> dict[str, int]:
+        """The values of `image_windows_config.cuh`."""
         p = self.problem
         return {
-            "BYTES": DTYPE_BYTES[p.x_dtype], "BF16": int(p.x_dtype == "bf16"), "C": p.c, "VECTOR": self.vector,
-            "ROWS": p.stride_h, "DEPENDENT": 1,
+            "VALUE_BYTES": DTYPE_BYTES[p.x_dtype], "X_CHANNELS": p.c, "VECTOR": self.vector, "GROUP_ROWS": p.stride_h,
         }  # fmt: skip
 
-    def source(self) -> str:
-        """Its text."""
-        return defines(self.macros()) + text("hopper.cuh") + text("stem.cu")
+    def source(self) -> CudaSource:
+        """The copying kernel's source."""
+        return kernel_source("image_windows", self.parameters())
 
     def sizes(self) -> dict[str, int]:
         """Its run-time sizes, in the order of its structure."""
@@ -105,7 +104,7 @@ class ImageCopy:
     def __init__(self, engine: str, windows: Windows, target: Target) -> None:
         self.windows = windows
         cubin, self.log = compile_cubin(engine, windows.source(), target)
-        self.function = Function(engine, cubin, "pad_image", 0)
+        self.function = Function(engine, cubin, "image_windows", 0)
 
     def launch(self, x: torch.Tensor, room: torch.Tensor) -> None:
         """From an image to the windows' order."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from convoy.engines.compilers.device_binaries import cached
+from convoy.engines.hopper.nvrtc_source import CudaSource
 from convoy.errors import CompileError, LaunchError
 from convoy.target import Target
 
@@ -31,12 +32,12 @@ def absence() -> str:
     return "" if found else "needs cuda-core and cuda-bindings: pip install 'convoy-cnn[gpu]'"
 
 
-def compile_cubin(engine: str, source: str, target: Target, options: Sequence[str] = ()) -> tuple[bytes, str]:
+def compile_cubin(engine: str, source: CudaSource, target: Target, options: Sequence[str] = ()) -> tuple[bytes, str]:
     """A cubin and the assembler's log, from the cache or from NVRTC.
 
     Args:
         engine: the engine's id, for messages and files.
-        source: CUDA C.
+        source: CUDA C++ with its headers.
         target: the device.
         options: more options of NVRTC's.
 
@@ -53,10 +54,10 @@ def compile_cubin(engine: str, source: str, target: Target, options: Sequence[st
     arch = f"sm_{target.capability}a" if target.capability >= 90 else f"sm_{target.capability}"
 
     def make() -> bytes:
-        cubin, log = _compile(engine, source, arch, options)
+        cubin, log = compile_source(engine, source, arch, options)
         return len(log).to_bytes(4, "little") + log.encode() + cubin
 
-    kept = cached(engine, (source, arch, "nvrtc", str(error), *map(str, version), *options), make)
+    kept = cached(engine, (*source.key, arch, "nvrtc", str(error), *map(str, version), *options), make)
     length = int.from_bytes(kept[:4], "little")
     log = kept[4 : 4 + length].decode()
     if "C7510" in log or "C7515" in log or "serialized" in log:
@@ -66,21 +67,36 @@ def compile_cubin(engine: str, source: str, target: Target, options: Sequence[st
     return kept[4 + length :], log
 
 
-def _compile(engine: str, source: str, arch: str, more: Sequence[str]) -> tuple[bytes, str]:
+def compile_source(engine: str, source: CudaSource, arch: str, more: Sequence[str]) -> tuple[bytes, str]:
+    """What NVRTC makes of a source, and its log.
+
+    Args:
+        engine: the engine's id, for messages.
+        source: CUDA C++ with its headers.
+        arch: `sm_90a` and the like for a cubin, `compute_90a` for PTX.
+        more: options of NVRTC.
+
+    Raises:
+        CompileError: NVRTC refused the source.
+    """
     from cuda.bindings import nvrtc
 
-    error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"convoy.cu", 0, [], [])
+    names, texts = [name.encode() for name, _ in source.headers], [text.encode() for _, text in source.headers]
+    error, program = nvrtc.nvrtcCreateProgram(source.text.encode(), source.name.encode(), len(names), texts, names)
     options = [b"--std=c++17", f"--gpu-architecture={arch}".encode(), b"--ptxas-options=-v", b"-w"]
     options += [option.encode() for option in more]
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     log = _text(nvrtc.nvrtcGetProgramLogSize(program), lambda buffer: nvrtc.nvrtcGetProgramLog(program, buffer))
     if int(error) or int(failed):
         raise CompileError(engine, "NVRTC refused the source", log)
-    _, size = nvrtc.nvrtcGetCUBINSize(program)
-    cubin = b" " * size
-    nvrtc.nvrtcGetCUBIN(program, cubin)
+    if arch.startswith("compute"):
+        (_, size), read = nvrtc.nvrtcGetPTXSize(program), nvrtc.nvrtcGetPTX
+    else:
+        (_, size), read = nvrtc.nvrtcGetCUBINSize(program), nvrtc.nvrtcGetCUBIN
+    made = b" " * size
+    read(program, made)
     nvrtc.nvrtcDestroyProgram(program)
-    return cubin, log
+    return made, log
 
 
 def _text(size: tuple[Any, int], read: Any) -> str:

@@ -1,50 +1,153 @@
-"""The text of a CUDA kernel for one build: settings as macros, the instructions' wrappers, the product of the wanted size."""
+"""The source of a CUDA kernel for one build: text, headers, parameters and wgmma instructions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Final
 
+from convoy.errors import InputError
+
 ACTIVATIONS: Final = ("none", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid", "gelu")
-"""An epilogue's words; the kernels know them by their number."""
+"""An epilogue's activations; the kernels know them by their index (`enum Activation` in activation.cuh)."""
 
 DIVIDING: Final = ("silu", "hardswish", "hardsigmoid", "sigmoid")
-"""Activations with a division. One that is exact to the last bit takes a call for some operands, in 30 instructions."""
+"""Activations with a division. A division that is exact to the last bit needs a call for some operands, in 30 instructions."""
 
+INSTRUCTIONS_HEADER: Final = "wgmma_instructions.cuh"
+_CONFIG_SUFFIX: Final = "_config.cuh"
+_INCLUDE: Final = re.compile(r"^#include <([\w.]+)>$", re.MULTILINE)
+_PARAMETER: Final = re.compile(
+    r"^(?P<start>#define |  )(?P<name>[A-Z]\w*)(?P<between> = | )(?P<value>\w+)", re.MULTILINE
+)
 
-def options(activation: str, dtype: str) -> tuple[str, ...]:
-    """NVRTC's options: where the result is rounded to a half type, a division within two units of fp32's last place will do.
-
-    See `activation.cuh` for what it makes of SiLU and the sigmoid then.
-    """
-    divides = activation in DIVIDING and dtype in ("fp16", "bf16")
-    return ("--prec-div=false", "--define-macro=HALF_RESULTS") if divides else ()
-
-
-INSTRUCTIONS: Final = {
+_OPERANDS: Final = {
     "fp16": ("k16.f32.f16.f16", ", 0, 0"),
     "bf16": ("k16.f32.bf16.bf16", ", 0, 0"),
     "fp32": ("k8.f32.tf32.tf32", ""),
 }
-"""dtype → the end of wgmma's name, and the arguments that only half types have (neither operand is transposed)."""
+"""dtype → the end of wgmma's name, and the operands that half types alone have (neither matrix is transposed)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSource:
+    """CUDA C++ for NVRTC.
+
+    Attributes:
+        name: of the file, for messages.
+        text: of the file.
+        headers: (name, text) of every header that it includes, directly or not.
+    """
+
+    name: str
+    text: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """All text that decides what is compiled."""
+        return (self.text, *(part for header in self.headers for part in header))
+
+
+def nvrtc_options(activation: str, dtype: str) -> tuple[str, ...]:
+    """NVRTC's options for an activation and the dtype of the results.
+
+    Where the results are rounded to a half type, a division may be two units of fp32's last place off (see activation.cuh).
+    """
+    divides = activation in DIVIDING and dtype in ("fp16", "bf16")
+    return ("--prec-div=false", "--define-macro=FAST_DIVISION") if divides else ()
 
 
 @cache
-def text(name: str) -> str:
-    """A file of this package."""
-    return (files("convoy.engines.hopper") / name).read_text(encoding="utf-8")
+def header_text(name: str) -> str:
+    """A header of `include/`; raises FileNotFoundError where there is none of this name."""
+    return (files("convoy.engines.hopper") / "include" / name).read_text(encoding="utf-8")
 
 
-def product(columns: int, dtype: str, *, name: str = "multiply", adds: bool = True, turned: int = 0) -> str:
-    """`multiply(d, a, b)`: d += A · B^T for 64 rows and `columns` columns of 32 bytes, both operands from shared memory.
+@cache
+def kernel_text(kernel: str) -> str:
+    """`kernels/<kernel>.cu`."""
+    return (files("convoy.engines.hopper") / "kernels" / f"{kernel}.cu").read_text(encoding="utf-8")
 
-    Where it does not add, d = A · B^T. Of half values, so many operands are `turned`, A before B: they lie as 16 rows of 64
-    values, further ones of B as more of these.
+
+def included(text: str) -> Iterator[str]:
+    """Names of the headers that a text includes with angle brackets."""
+    yield from _INCLUDE.findall(text)
+
+
+def closure(text: str, replaced: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Every header that a text includes, directly or not: name → text.
+
+    Args:
+        text: CUDA C++.
+        replaced: texts that take the place of headers of `include/`.
     """
-    ending, transposes = INSTRUCTIONS[dtype]
-    transposes = f", 1, {turned - 1}" if turned else transposes
+    found: dict[str, str] = {}
+    waiting = list(included(text))
+    while waiting:
+        name = waiting.pop(0)
+        if name not in found:
+            found[name] = replaced[name] if replaced and name in replaced else header_text(name)
+            waiting += included(found[name])
+    return found
+
+
+def parameter_defaults(header: str) -> dict[str, int]:
+    """Names and values of the parameters in a header `<kernel>_config.cuh`."""
+    return {found["name"]: int(found["value"].rstrip("uUlL"), 0) for found in _PARAMETER.finditer(header)}
+
+
+def config_header(header: str, parameters: Mapping[str, int]) -> str:
+    """A header `<kernel>_config.cuh` with a build's own numbers.
+
+    Args:
+        header: its text, with defaults.
+        parameters: values by name; the others keep their defaults.
+
+    Raises:
+        InputError: the header has no such parameter.
+    """
+    if unknown := sorted(set(parameters) - set(parameter_defaults(header))):
+        raise InputError("parameters", ", ".join(unknown), "names of parameters in the kernel's header")
+
+    def line(found: re.Match[str]) -> str:
+        value = parameters.get(found["name"], found["value"])
+        return f"{found['start']}{found['name']}{found['between']}{value}"
+
+    return _PARAMETER.sub(line, header)
+
+
+def kernel_source(kernel: str, parameters: Mapping[str, int], instructions: str = "") -> CudaSource:
+    """The source of `kernels/<kernel>.cu` for one build.
+
+    Args:
+        kernel: the file's name without its ending.
+        parameters: values for its header `*_config.cuh`.
+        instructions: the wgmma functions of the build; empty where the kernel has none.
+    """
+    text = kernel_text(kernel)
+    replaced = {INSTRUCTIONS_HEADER: f"#pragma once\n#include <wgmma.cuh>\n\n{instructions}"} if instructions else {}
+    for name, header in closure(text).items():
+        if name.endswith(_CONFIG_SUFFIX):
+            replaced[name] = config_header(header, parameters)
+    return CudaSource(f"{kernel}.cu", text, tuple(sorted(closure(text, replaced).items())))
+
+
+def wgmma_function(columns: int, dtype: str, *, name: str = "wgmma", adds: bool = True, transposed: int = 0) -> str:
+    """`name(d, a, b)`: d += A · B^T for 64 rows and `columns` columns over 32 bytes of each operand, both in shared memory.
+
+    Args:
+        columns: a multiple of 8 up to 256.
+        dtype: of the operands; fp32 means TF32.
+        name: of the function.
+        adds: whether the product is added to d; else it replaces d.
+        transposed: how many operands are transposed, A before B: 0, 1 or 2. Half types alone.
+    """
+    ending, transposes = _OPERANDS[dtype]
+    transposes = f", 1, {transposed - 1}" if transposed else transposes
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
@@ -56,10 +159,11 @@ def product(columns: int, dtype: str, *, name: str = "multiply", adds: bool = Tr
     )
 
 
-def sparse_product(columns: int, dtype: str) -> str:
-    """`multiply_sparse<half>(d, a, b, metadata)`: as `product`, over 32 columns of A of which 16 are there, as `metadata` says.
+def wgmma_sparse_function(columns: int, dtype: str) -> str:
+    """`wgmma_sparse<half>(d, a, b, metadata)`: d += A · B^T over 32 columns of A, of which 16 are stored.
 
-    `half` says which lanes of every four have the metadata: the first two or the last two (PTX ISA, sparsity selector).
+    `metadata` says which ones; `half` says which lanes of every four give it: the first two or the last two (PTX ISA, sparsity
+    selector).
     """
     kind = {"fp16": "f16", "bf16": "bf16"}[dtype]
     count = columns // 2
@@ -68,86 +172,22 @@ def sparse_product(columns: int, dtype: str) -> str:
     operands = ", ".join(f"%{count + i}" for i in range(4)) + ", 1, 1, 1, 0, 0"
     name = f"wgmma.mma_async.sp.sync.aligned.m64n{columns}k32.f32.{kind}.{kind}"
     return (
-        f"template <int HALF> DEVICE void multiply_sparse(float (&d)[{count}], u64 a, u64 b, u32 metadata) {{\n"
+        f"template <int HALF> DEVICE void wgmma_sparse(float (&d)[{count}], u64 a, u64 b, u32 metadata) {{\n"
         f'  asm volatile("{name} {{{registers}}}, {operands};\\n"\n'
         f'    : {outputs} : "l"(a), "l"(b), "r"(metadata), "n"(HALF));\n}}\n'
     )
 
 
-def defines(settings: Mapping[str, int]) -> str:
-    """Macros."""
-    return "".join(f"#define {name} {value}\n" for name, value in settings.items())
+def defines(values: Mapping[str, int]) -> str:
+    """Macros, for code that is generated."""
+    return "".join(f"#define {name} {value}\n" for name, value in values.items())
 
 
-SWAPPED: Final = ("activation", "exchange", "ring", "swapped", "staged")
-"""What kernels whose rows are filters share, beside the device's two headers."""
+def reciprocal(divisor: int) -> tuple[int, int]:
+    """Factor and shift with which `n * factor >> shift` is `n // divisor` for every n in [0, 2^31): `Divisor` in ring.cuh.
 
-
-FIRST: Final = ("hopper", "hopper_more", "activation")
-"""What the first layer's kernel wants."""
-
-
-def swapped_source(kernel: str, settings: Mapping[str, int], dtype: str, *, sparse: bool = False) -> str:
-    """Everything that the compiler gets for a kernel whose rows are filters; `sparse` products take 2:4 weights."""
-    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "hopper_more", *SWAPPED))
-    columns = settings["BN"]
-    made = (sparse_product if sparse else product)(columns, dtype)
-    if kernel == "swapped" and not sparse:
-        made += product(columns, dtype, name="multiply_fresh", adds=False)
-        made += product(columns, dtype, name="multiply_turned", turned=1) if dtype != "fp32" else ""
-    return defines(settings) + headers + made + swapped_text(kernel)
-
-
-def wgrad_source(settings: Mapping[str, int], dtype: str) -> str:
-    """The same for the weight's gradient."""
-    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "hopper_more"))
-    made = product(settings["BN"], dtype, name="multiply_both", turned=2)
-    return defines(settings) + headers + made + wgrad_text()
-
-
-def wgrad_text() -> str:
-    """The kernel without the device's names."""
-    return "".join(text(name) for name in ("exchange.cuh", "ring.cuh", "wgrad.cuh", "shares.cuh", "wgrad.cu"))
-
-
-def tile_text(settings: Mapping[str, int], headers: str) -> str:
-    """The kernel of depthwise tiles behind some headers, which know nothing of its one-letter sizes."""
-    return _behind(headers, settings, ("BF16", "ACTIVATION"), "depthwise_sums.cuh", "depthwise_tile.cu")
-
-
-def first_source(settings: Mapping[str, int], dtype: str) -> str:
-    """The same for the first layer's kernel."""
-    headers = "".join(text(f"{name}.cuh") for name in FIRST)
-    return first_text(settings, headers + product(settings["BN"], dtype, name="multiply_plain"))
-
-
-def first_text(settings: Mapping[str, int], headers: str) -> str:
-    """The kernel behind some headers, which know nothing of its one-letter sizes."""
-    results = "first_half" if settings["BYTES"] == 2 else "first_full"
-    asked = ("BN", "BF16", "BYTES", "ACTIVATION")
-    return _behind(headers, settings, asked, f"{results}.cuh", "first_image.cuh", "first.cu")
-
-
-def _behind(headers: str, settings: Mapping[str, int], asked: Sequence[str], *parts: str) -> str:
-    early = {name: settings[name] for name in asked}  # what the headers ask
-    late = {name: value for name, value in settings.items() if name not in early}
-    return defines(early) + headers + defines(late) + "".join(text(part) for part in parts)
-
-
-def swapped_text(kernel: str) -> str:
-    """Such a kernel without what it shares with others, in the order of its parts."""
-    own = ("shares", "swapped_room", "swapped_copy", "swapped_split", "swapped_wide") if kernel == "swapped" else ()
-    parts = [f"{part}.cuh" for part in own]
-    return "".join(text(name) for name in (*parts, f"{kernel}.cu"))
-
-
-def plain_source(kernel: str, settings: Mapping[str, int], *, more: Sequence[str] = ()) -> str:
-    """The same for kernels without tensor cores; `more` names headers besides."""
-    headers = "".join(text(f"{name}.cuh") for name in ("plain", "activation", *more))
-    return defines(settings) + headers + text(f"{kernel}.cu")
-
-
-def source(kernel: str, settings: Mapping[str, int], dtype: str) -> str:
-    """Everything that the compiler gets for `kernel`.cu."""
-    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "activation", "exchange", "ring"))
-    return defines(settings) + headers + product(settings["BN"], dtype) + text(f"{kernel}.cu")
+    The factor is a power of two divided by the divisor, rounded up, so it is too large by less than 1. The power is chosen so
+    that n times this error stays under it (Granlund and Montgomery, Division by Invariant Integers, 1994).
+    """
+    shift = 31 + (divisor - 1).bit_length()
+    return -(-(1 << shift) // divisor), shift

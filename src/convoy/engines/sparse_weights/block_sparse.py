@@ -17,9 +17,8 @@ import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of
-from convoy.engines.hopper.igemm import reciprocal
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer, structure
-from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, swapped_source
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, kernel_source, reciprocal, wgmma_function
 from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.mask_check import check_zeros
@@ -103,15 +102,15 @@ class BlockSparseTile:
         """The ring, its barriers, and what rounding its start up costs."""
         return self.stages * (self.stage_bytes + 16) + _EXTRA_BYTES
 
-    def macros(self, problem: ConvProblem) -> dict[str, int]:
-        """The kernel's macros."""
+    def parameters(self, problem: ConvProblem) -> dict[str, int]:
+        """Values of `igemm_swap_ab_config.cuh`; the others keep their defaults."""
         fewer, more = REGISTERS[self.consumers]
         epilogue = problem.epilogue
         return {
-            "ROWS": self.rows, "BN": self.pixels, "STAGES": self.stages, "CONSUMERS": self.consumers,
-            "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual),
-            "ACTIVATION": ACTIVATIONS.index(epilogue.activation), "PRODUCER_REGISTERS": fewer,
-            "CONSUMER_REGISTERS": more,
+            "WARPGROUP_M": self.rows, "TILE_N": self.pixels, "STAGES": self.stages, "CONSUMERS": self.consumers,
+            "BFLOAT": int(problem.x_dtype == "bf16"), "HAS_BIAS": int(epilogue.bias),
+            "HAS_RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
+            "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
         }  # fmt: skip
 
     def tiles(self, problem: ConvProblem) -> tuple[int, int]:
@@ -180,9 +179,10 @@ class BlocksExecutable(Executable):
     def __init__(self, problem: ConvProblem, config: BlockSparseTile, target: Target) -> None:
         assert problem.mask is not None
         self.problem, self.config, self.units = problem, config, target.units
-        text = swapped_source("blocks", config.macros(problem), problem.x_dtype)
-        cubin, self.log = compile_cubin(BlockSparseEngine.id, text, target)
-        self.function = Function(BlockSparseEngine.id, cubin, "blocks", config.shared_bytes)
+        products = wgmma_function(config.pixels, problem.x_dtype)
+        source = kernel_source("block_sparse", config.parameters(problem), products)
+        cubin, self.log = compile_cubin(BlockSparseEngine.id, source, target)
+        self.function = Function(BlockSparseEngine.id, cubin, "block_sparse", config.shared_bytes)
         self._mask = as_tensor(positions(problem.mask))
         self.lists = Lists(problem, config.filters)
 

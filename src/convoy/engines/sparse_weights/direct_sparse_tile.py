@@ -222,24 +222,28 @@ class DirectGeometry:
         """
         return max(self.shared_bytes_for(entries), most // 2 + 1)
 
-    def macros(self) -> dict[str, int]:
-        """The macros of direct.cu."""
+    def parameters(self) -> dict[str, int]:
+        """The values of `direct_config.cuh`."""
         problem, config, layout = self.problem, self.config, self.layout
         epilogue = problem.epilogue
         return {
-            "HALF": int(problem.x_dtype == "fp16"), "VECTORS": config.vectors, "FILTERS": config.filters, "SLICES": config.slices,
-            "PARTS": config.parts, "EACH": config.each, "CHANNELS": self.channels, "BLOCKS": self.blocks,
+            "HALF": int(problem.x_dtype == "fp16"), "VECTORS": config.vectors, "FILTERS": config.filters,
+            "SLICES": config.slices,
+            "PARTS": config.parts, "FILTERS_OF_WARP": config.each, "CHANNELS": self.channels, "FILTER_BLOCKS": self.blocks,
             "GROUP_CHANNELS": self.group_channels, "GROUP_FILTERS": self.group_filters, "TILES": self.tiles,
-            "N": problem.n, "C": problem.c, "H": problem.h, "W": problem.w, "K": problem.k, "P": problem.p, "Q": problem.q,
+            "BATCH": problem.n, "X_CHANNELS": problem.c, "X_ROWS": problem.h, "X_COLUMNS": problem.w, "Y_CHANNELS": problem.k, "Y_ROWS": problem.p,
+            "Y_COLUMNS": problem.q,
             "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w, "PAD_H": problem.pad_h, "PAD_W": problem.pad_w,
             "PITCH": layout.pitch, "IMAGE_ROWS": layout.image_rows, "SPAN": self.span,
             "PHASES_H": len(self.rows), "PHASES_W": len(self.columns),
             "ROWS_OF_PHASES": int.from_bytes(bytes(self.rows), "little"),
             "COLUMNS_OF_PHASES": int.from_bytes(bytes(self.columns), "little"),
-            "COPY": self.copy, "ALONG": self.along,
+            "COPY_MODE": self.copy, "ALONG": self.along,
             "ON_THEIR_WAY": self.on_their_way,
-            "WIDTH": config.width, "PIECE": min(config.width, FOUR),
-            "ZEROS_B": self.zeros_bytes, "BARRIER_B": self.received_bytes - BARRIER_BYTES, "RECEIVED_B": self.received_bytes,
-            "LIST_B": self.list_bytes, "HEAD": self.head,
-            "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
+            "WIDTH": config.width, "SEND_FLOATS": min(config.width, FOUR),
+            "ZEROS_OFFSET": self.zeros_bytes,
+            "BARRIER_OFFSET": self.received_bytes - BARRIER_BYTES, "RECEIVED_OFFSET": self.received_bytes,
+            "LIST_OFFSET": self.list_bytes, "LIST_HEAD": self.head,
+            "HAS_BIAS": int(epilogue.bias), "HAS_RESIDUAL": int(epilogue.residual),
+            "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
         }  # fmt: skip

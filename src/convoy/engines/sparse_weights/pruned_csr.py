@@ -19,7 +19,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.gpu.device_tensors import scratch
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer, structure
-from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, plain_source
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, kernel_source
 from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.mask_check import check_zeros
@@ -49,12 +49,12 @@ def sizes(problem: ConvProblem) -> dict[str, int]:
     }  # fmt: skip
 
 
-def macros(problem: ConvProblem, knobs: Knobs) -> dict[str, int]:
-    """The kernels' macros."""
+def parameters(problem: ConvProblem, knobs: Knobs) -> dict[str, int]:
+    """The values of `csr_config.cuh`."""
     epilogue = problem.epilogue
     return {
         "HALF": int(problem.x_dtype == "fp16"), "THREADS": THREADS, "PIXELS": knobs.integer("pixels"),
-        "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual),
+        "HAS_BIAS": int(epilogue.bias), "HAS_RESIDUAL": int(epilogue.residual),
         "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
     }  # fmt: skip
 
@@ -93,7 +93,7 @@ class RowsExecutable(Executable):
     def __init__(self, problem: ConvProblem, knobs: Knobs, target: Target) -> None:
         assert problem.mask is not None
         self.problem, self.pixels = problem, knobs.integer("pixels")
-        cubin, self.log = compile_cubin(PrunedCsr.id, plain_source("csr", macros(problem, knobs)), target)
+        cubin, self.log = compile_cubin(PrunedCsr.id, kernel_source("csr", parameters(problem, knobs)), target)
         self._pad, self._multiply = (Function(PrunedCsr.id, cubin, name, 0) for name in ("pad", "csr"))
         self._mask = as_tensor(positions(problem.mask))
         self._rows = Rows(problem)

@@ -18,7 +18,7 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer
-from convoy.engines.hopper.nvrtc_source import options, plain_source
+from convoy.engines.hopper.nvrtc_source import kernel_source, nvrtc_options
 from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.direct_sparse_cost import estimate_us, fits, tile_configs
@@ -98,8 +98,8 @@ class DirectConvolution(Executable):
 def _compiled(geometry: DirectGeometry, target: Target) -> tuple[bytes, str]:
     """A cubin and its log."""
     problem = geometry.problem
-    chosen = options(problem.epilogue.activation, problem.x_dtype)
-    return compile_cubin(PrunedDirect.id, plain_source("direct", geometry.macros(), more=("direct",)), target, chosen)
+    options = nvrtc_options(problem.epilogue.activation, problem.x_dtype)
+    return compile_cubin(PrunedDirect.id, kernel_source("direct", geometry.parameters()), target, options)
 
 
 class PrunedDirect(Engine):

@@ -4,28 +4,33 @@ import ctypes
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from convoy.engines.hopper import depthwise_registers
-from convoy.engines.hopper.depthwise_registers import ENGINE, KERNEL, THREADS, Form, candidates
+from convoy.engines.hopper.depthwise_registers import ENGINE, THREADS, Form, candidates
 from convoy.engines.hopper.nvrtc_kernel import SpillError, structure
-from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.errors import CompileError, InputError
 from convoy.problem import Epilogue, Knobs
 from convoy.target import Target
-from tests.unit.engines.emulated_cuda import address, compiled, conv
+from tests.unit.engines.emulated_cuda import address, conv, hopper_libraries
 
-HERE = Path(__file__).parent
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 FULL = Epilogue(bias=True, residual=True, activation="relu6")
 MOBILE = conv(32, 144, 56, 56, 144, 3, 3, 1, 1, groups=144, epilogue=Epilogue(bias=True, activation="relu6"))
 EFFICIENT = conv(32, 240, 28, 28, 240, 5, 5, 2, 2, groups=240, epilogue=Epilogue(bias=True, activation="silu"))
 SMALL = conv(1, 40, 15, 15, 40, 5, 5, 2, 2, 2, 2, groups=40)
+
+
+RUN = """
+extern "C" void run(const Value* x, const Floats* w, Value* y, const Value* residual, const Value* bias,
+                    const Sizes* sizes, int grid) {
+  launch_alone(grid, THREADS, [=] { depthwise_registers(x, w, y, residual, bias, *sizes); });
+}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +42,10 @@ def _libraries_are_there(monkeypatch):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    build = compiled(tmp_path_factory.mktemp("depthwise"))
+    build = hopper_libraries(tmp_path_factory.mktemp("depthwise"))
 
-    def of(macros):
-        content = defines({**macros, "BN": 8}) + (HERE / "emulated.h").read_text() + text("activation.cuh")
-        return build(content + "".join(map(text, KERNEL)) + (HERE / "launch_depthwise.h").read_text())
+    def of(problem, form):
+        return build("depthwise_registers", form.parameters(problem), RUN, problem.x_dtype)
 
     return of
 
@@ -129,7 +133,7 @@ def run(library, problem, form):
     epilogue, sizes = problem.epilogue, form.sizes(problem)
     given = (x, packed, y, residual if epilogue.residual else None, bias if epilogue.bias else None)
     blocks = -(-sizes["threads"] // THREADS)
-    library(form.macros(problem)).run(*map(address, given), ctypes.byref(structure("Sizes", sizes)), blocks)
+    library(problem, form).run(*map(address, given), ctypes.byref(structure("Sizes", sizes)), blocks)
     stride, pad = (problem.stride_h, problem.stride_w), (problem.pad_h, problem.pad_w)
     expected = F.conv2d(
         x.double(), weight.double(), bias.double() if epilogue.bias else None, stride, pad, groups=problem.c
@@ -194,7 +198,9 @@ def test_a_kernel_that_spills_gets_room_for_fewer_blocks(roomy, monkeypatch):
     tried = []
 
     def compiler(engine, source, target, options):
-        tried.append(int(re.search(r"#define BLOCKS (\d+)", source)[1]))
+        tried.append(
+            int(re.search(r"MIN_BLOCKS_PER_SM = (\d+)", dict(source.headers)["depthwise_registers_config.cuh"])[1])
+        )
         if tried[-1] > roomy:
             raise SpillError(engine, "the kernel spills registers")
         return b"", "a log"

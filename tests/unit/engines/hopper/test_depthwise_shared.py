@@ -4,7 +4,6 @@ import ctypes
 import math
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,13 +11,11 @@ import torch.nn.functional as F
 
 from convoy.engines.hopper import depthwise_shared
 from convoy.engines.hopper.depthwise_shared import ENGINE, Form, Tile
-from convoy.engines.hopper.nvrtc_source import text, tile_text
 from convoy.errors import InputError
 from convoy.problem import Epilogue, Knobs
 from convoy.target import Target
-from tests.unit.engines.emulated_cuda import address, compiled, conv, emulated_map
+from tests.unit.engines.emulated_cuda import address, conv, emulated_map, hopper_libraries
 
-HERE = Path(__file__).parent
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FULL = Epilogue(bias=True, residual=True, activation="relu6")
@@ -27,8 +24,8 @@ EFFICIENT = conv(32, 672, 14, 14, 672, 5, 5, 2, 2, groups=672, epilogue=SILU)
 MOBILE = conv(1, 144, 56, 56, 144, 3, 3, 1, 1, groups=144, epilogue=SILU)
 SMALL = conv(32, 1152, 7, 7, 1152, 5, 5, 2, 2, groups=1152, epilogue=SILU)
 RUN = """
-extern "C" int run(const Map* x, const Floats* w, u32* y, const u32* residual, const u32* bias, int grid) {
-  return launch(grid, [=] { depthwise_tile(*x, w, y, residual, bias); });
+extern "C" int run(const TensorMap* x, const Floats* w, u32* y, const u32* residual, const u32* bias, int grid) {
+  return launch(grid, 32 * WARPS, 1, %d + 16 + 96 + 1024, [=] { depthwise_shared(*x, w, y, residual, bias); });
 }
 """
 
@@ -38,16 +35,11 @@ pytestmark = pytest.mark.usefixtures("libraries_are_there")
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    build = compiled(tmp_path_factory.mktemp("depthwise_tile"))
+    build = hopper_libraries(tmp_path_factory.mktemp("depthwise_shared"))
 
     def of(tile, without=None):
-        headers = "#define BYTES 2\n#define BN 8\n" + (HERE / "emulated.h").read_text()
-        headers += (HERE / "emulated_more.h").read_text() + text("activation.cuh")
-        content = tile_text(tile.macros(1), headers)
-        assert without is None or without in content
-        content = content.replace(without, "") if without else content
-        launched = f"#define STAGES 1\n#define STAGE_BYTES {tile.shared_bytes}\n#define LAUNCHED_THREADS (32 * WARPS)\n"
-        return build(content + launched + (HERE / "launch_swapped.h").read_text() + RUN)
+        changes = [(without, "")] if without else []
+        return build("depthwise_shared", tile.parameters(1), RUN % tile.shared_bytes, tile.problem.x_dtype, changes)
 
     return of
 

@@ -2,18 +2,15 @@
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from convoy.engines.hopper.first_layer_tile_config import Form, Layer, in_slices
-from convoy.engines.hopper.nvrtc_source import first_text, text
 from convoy.problem import Epilogue, Pool
-from tests.unit.engines.emulated_cuda import address, compiled, conv
+from tests.unit.engines.emulated_cuda import address, conv, hopper_libraries
 
-HERE = Path(__file__).parent
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 PADDED, BARE, CEILED = (
     Pool("max", 3, 3, 2, 2, 1, 1), Pool("max", 3, 3, 2, 2), Pool("max", 3, 3, 2, 2, ceil_mode=True)
@@ -23,7 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a hos
 
 RUN = """
 extern "C" int run(const Value* x, const unsigned char* weights, Value* y, const Value* bias, int pitch, int grid) {
-  return launch(grid, [=] { first_layer(x, weights, y, bias, pitch); });
+  return launch(grid, THREADS, 1, %d + 16 + 96 + 1024, [=] { first_layer(x, weights, y, bias, pitch); });
 }
 """
 
@@ -35,17 +32,12 @@ def full(pool=None, activation="relu"):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """A kernel's settings → the kernel as a library of the host."""
-    build = compiled(tmp_path_factory.mktemp("first"))
+    build = hopper_libraries(tmp_path_factory.mktemp("first"))
 
     def kernel(layer, without=None):
-        settings = layer.macros()
-        headers = "#define PLAIN\n" + (HERE / "emulated.h").read_text()
-        headers += (HERE / "emulated_more.h").read_text() + text("activation.cuh")
-        content = first_text(settings, headers)
-        assert without is None or without in content
-        content = content.replace(without, "") if without else content
-        launched = f"#define STAGES 1\n#define STAGE_BYTES {layer.shared_bytes}\n#define CONSUMERS (WARPGROUPS - 1)\n"
-        return build(content + launched + (HERE / "launch_swapped.h").read_text() + RUN)
+        changes = [(without, "")] if without else []
+        run = RUN % layer.shared_bytes
+        return build("first_layer", layer.parameters(), run, layer.problem.x_dtype, changes)
 
     return kernel
 
@@ -186,7 +178,7 @@ def test_a_column_that_a_row_of_fp32_has_not_is_left_out_too(library):
     form, problem = CASES["fp32, 5x5, pooling up to the last"]
     x = torch.full(problem.x_spec.shape, -2.0).contiguous(memory_format=torch.channels_last)
     assert torch.equal(*run(library, problem, form, x=x)[:2])
-    planted = "|| i / 4 * 8 + thread % 4 * 2 + i % 2 >= Q"
+    planted = "|| i / 4 * 8 + thread % 4 * 2 + i % 2 >= CONV_Q"
     assert not torch.equal(*run(library, problem, form, x=x, without=planted)[:2])
 
 
@@ -195,7 +187,7 @@ def test_what_the_row_has_not_is_left_out_of_a_largest_value(library):
     form, problem = CASES["7x7, pooling up to the last"]
     x = torch.full(problem.x_spec.shape, -2.0, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
     assert torch.equal(*run(library, problem, form, x=x)[:2])
-    planted = "if (!inside || column >= Q) word = word & 0xffff0000 | LEAST;"
+    planted = "if (!inside || column >= CONV_Q) word = word & 0xffff0000 | LEAST;"
     assert not torch.equal(*run(library, problem, form, x=x, without=planted)[:2])
 
 
@@ -203,8 +195,8 @@ def test_shared_memory_is_what_the_kernel_lays_out():
     """The emulated device has as much as the host asks for: one byte less is a fault of the host's."""
     for form, problem in CASES.values():
         layer = Layer(problem, form)
-        settings = layer.macros()
-        ring = (settings["R"] + settings["STRIDE_H"]) * settings["PHASES"] * settings["UNITS"] * 16
+        settings = layer.parameters()
+        ring = (settings["FILTER_ROWS"] + settings["STRIDE_H"]) * settings["PHASES"] * settings["CHUNKS"] * 16
         assert layer.ring_bytes == ring
         assert layer.shared_bytes >= form.warpgroups * ring + 32 * -(-layer.columns // 32) - layer.columns
         assert layer.fits

@@ -1,12 +1,11 @@
 """The CUDA kernels on the CPU: their source, compiled against an emulated device, each GPU thread a thread of the host.
 
 Integer data, so that every product and sum is exact. What the emulation takes from the PTX manual (swizzle, im2col traversal, the
-products' fragments) stands in `emulated.h`; what it cannot show (an encoding, a race that needs hardware) waits for a device.
+products' fragments) stands in `device/`; what it cannot show (an encoding, a race that needs hardware) waits for a device.
 """
 
 import ctypes
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,31 +14,35 @@ import torch.nn.functional as F
 from convoy.engines.hopper.igemm import Form
 from convoy.engines.hopper.image_windows import Windows
 from convoy.engines.hopper.nvrtc_kernel import structure
-from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.engines.hopper.tensor_maps import FilterMap, PixelMap
 from convoy.problem import Epilogue
-from tests.unit.engines.emulated_cuda import address, compiled, conv, emulated_map
+from tests.unit.engines.emulated_cuda import address, conv, emulated_map, hopper_libraries
 
-HERE = Path(__file__).parent
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
 
 
+RUN = """
+extern "C" int run(const TensorMap* x, const TensorMap* w, Value* y, const Value* residual, const Value* bias,
+                   const Sizes* sizes, int grid) {
+  const int shared_bytes = STAGES * (STAGE_BYTES + 16) + 1024 + 32;
+  return launch(grid, 128 * (CONSUMERS + 1), CLUSTER * SPLIT, shared_bytes,
+                [=] { igemm(*x, *w, y, residual, bias, *sizes); });
+}
+"""
+COPY = """
+extern "C" void run(const Element* x, u64* z, const Sizes* sizes, int grid) {
+  launch_alone(grid, 256, [=] { image_windows(x, z, *sizes); });
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """Settings → the kernel as a library of the host; each is compiled once."""
-    build = compiled(tmp_path_factory.mktemp("emulated"))
-
-    def of(macros, kernel="implicit_gemm", launch="launch.h", without=None):
-        content = defines(macros) + (HERE / "emulated.h").read_text() + text("activation.cuh") + text("exchange.cuh")
-        content += text("ring.cuh") if "STAGES" in macros else ""
-        content += text(f"{kernel}.cu") + (HERE / launch).read_text()
-        assert without is None or without in content
-        return build(content.replace(without, "") if without else content)
-
-    return of
+    """Parameters of a kernel → its library; each is compiled once."""
+    return hopper_libraries(tmp_path_factory.mktemp("emulated"))
 
 
 def run(library, problem, form, blocks, sliced=0, without=None):
@@ -61,7 +64,8 @@ def run(library, problem, form, blocks, sliced=0, without=None):
     pixels = emulated_map(x, PixelMap.of(problem, form.pixels))
     filters = emulated_map(packed, FilterMap.of(problem, form.filters // form.cluster))
     sizes = structure("Sizes", form.sizes(problem, k + 2 * sliced))
-    kernel = library(form.macros(problem), without=without)
+    changes = [(without, "")] if without else []
+    kernel = library("igemm", form.parameters(problem), RUN, problem.x_dtype, changes)
     faults = kernel.run(
         ctypes.byref(pixels), ctypes.byref(filters), address(y), address(residual), address(bias), ctypes.byref(sizes),
         (form.units(problem) * form.split if form.split > 1 else blocks * form.cluster),
@@ -151,7 +155,7 @@ def test_a_planted_fault_is_seen(library):
 def test_a_block_that_leaves_its_peer_behind_is_seen(library, name):
     """On an H100 its peer's arrival found no block: two of nine tunings of ResNet-50 at batch 32 ended so."""
     form, problem = CASES[name]
-    y, expected, _, faults = run(library, problem, form, 1, without="if (CLUSTER > 1) drain(ring, empty);")
+    y, expected, _, faults = run(library, problem, form, 1, without="if (CLUSTER > 1) wait_until_empty(ring, empty);")
     assert torch.equal(y, expected)
     assert faults > 0
 
@@ -185,7 +189,7 @@ def test_first_layers_images_are_copied_so_that_windows_are_runs(library, name):
     x = torch.randint(-2, 3, problem.x_spec.shape, generator=generator).to(dtype)
     x = x.contiguous(memory_format=torch.channels_last)
     room = torch.full((windows.bytes,), 255, dtype=torch.uint8)
-    copy = library({**windows.macros(), "BN": 8, "ACTIVATION": 0}, "stem", "launch_stem.h")
+    copy = library("image_windows", windows.parameters(), COPY, problem.x_dtype)
     sizes = structure("Sizes", windows.sizes())
     copy.run(address(x), address(room), ctypes.byref(sizes), problem.n * windows.groups)
     found = room.view(dtype).view(problem.n, windows.groups, windows.columns, problem.stride_h, windows.vector)

@@ -3,7 +3,6 @@
 import ctypes
 import shutil
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from convoy.engines.hopper.igemm_swap_ab_tensor_maps import pixel_map, result_ma
 from convoy.engines.hopper.igemm_swap_ab_tile_config import Form as DenseForm
 from convoy.engines.hopper.igemm_swap_ab_variants import PlanesForm, TurnedForm, UnpackedForm, WideForm
 from convoy.engines.hopper.nvrtc_kernel import structure
-from convoy.engines.hopper.nvrtc_source import SWAPPED, defines, swapped_text, text
 from convoy.engines.hopper.tensor_maps import FilterMap
 from convoy.engines.sparse_weights import block_sparse
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
@@ -26,9 +24,8 @@ from convoy.engines.sparse_weights.sparse24_tile import Sparse24Tile
 from convoy.engines.sparse_weights.weight_blocks import Lists
 from convoy.engines.triton.split_planes import split_weight
 from convoy.problem import Epilogue
-from tests.unit.engines.emulated_cuda import address, compiled, conv, emulated_map
+from tests.unit.engines.emulated_cuda import address, conv, emulated_map, hopper_libraries
 
-HERE = Path(__file__).parent
 X_SCALE = 4.0
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
@@ -36,44 +33,45 @@ FULL = Epilogue(bias=True, residual=True, activation="relu")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
 
 
-SWAPPED_RUN = """
-extern "C" int run(const Map* x, const unsigned char* weights, Value* y, const Value* residual, const Value* bias,
-                   const Sizes* z, const Map* y_map, const Map* residual_map, const float* x_scale, const float* scales,
-                   int grid) {
-#if WEIGHTS
-#define AT *(const Map*)weights
+SWAP_AB_RUN = """
+extern "C" int run(const TensorMap* x, const unsigned char* weights, Value* y, const Value* residual, const Value* bias,
+                   const Sizes* sizes, const TensorMap* y_map, const TensorMap* residual_map, const float* x_scale,
+                   const float* scales, int grid) {
+#if WEIGHT_LAYOUT
+#define AT *(const TensorMap*)weights
 #else
 #define AT weights
 #endif
-#if WIDE
-  return launch(grid, [=] { swapped(*x, AT, y, residual, bias, *z, x_scale, scales); });
-#elif STAGED
-  return launch(grid, [=] { swapped(*x, AT, y, residual, bias, *z, *y_map, *residual_map); });
+  auto kernel = [=] {
+#if FP32_RESULTS
+    igemm_swap_ab(*x, AT, y, residual, bias, *sizes, x_scale, scales);
+#elif STAGED_STORE
+    igemm_swap_ab(*x, AT, y, residual, bias, *sizes, *y_map, *residual_map);
 #else
-  return launch(grid, [=] { swapped(*x, AT, y, residual, bias, *z); });
+    igemm_swap_ab(*x, AT, y, residual, bias, *sizes);
 #endif
+  };
+  const int shared_bytes = STAGES * (STAGE_BYTES + 16) + INBOX_BYTES + STAGED_BYTES + HALOS_BYTES + 96 + 1024;
+  return launch(grid, 128 * (CONSUMERS + 1), CLUSTER * SPLIT, shared_bytes, kernel);
 }
 """
-BLOCKS = """
+BLOCK_SPARSE_RUN = """
 extern "C" int run(const Value* x, const Tile* tiles, const int* pieces, const unsigned char* weights, Value* y,
-                   const Value* residual, const Value* bias, const Sizes* z, int grid) {
-  return launch(grid, [=] { blocks(x, tiles, pieces, weights, y, residual, bias, *z); });
+                   const Value* residual, const Value* bias, const Sizes* sizes, int grid) {
+  return launch(grid, 128 * (CONSUMERS + 1), 1, STAGES * (STAGE_BYTES + 16) + 96 + 1024,
+                [=] { block_sparse(x, tiles, pieces, weights, y, residual, bias, *sizes); });
 }
 """
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """A kernel's name and settings → the kernel as a library of the host."""
-    build = compiled(tmp_path_factory.mktemp("swapped"))
+    """A kernel's name, its parameters and a dtype → the kernel as a library of the host."""
+    build = hopper_libraries(tmp_path_factory.mktemp("swap_ab"))
+    run_of = {"igemm_swap_ab": SWAP_AB_RUN, "block_sparse": BLOCK_SPARSE_RUN}
 
-    def kernel(name, macros, without=None):
-        content = defines({"BYTES": 2, **macros}) + (HERE / "emulated.h").read_text()
-        content += (HERE / "emulated_more.h").read_text() + "".join(text(f"{header}.cuh") for header in SWAPPED)
-        content += swapped_text(name) + (HERE / "launch_swapped.h").read_text()
-        assert without is None or without in content
-        content = content.replace(without, "") if without else content
-        return build(content + {"swapped": SWAPPED_RUN, "blocks": BLOCKS}[name])
+    def kernel(name, parameters, dtype, without=None):
+        return build(name, parameters, run_of[name], dtype, [(without, "")] if without else [])
 
     return kernel
 
@@ -166,8 +164,9 @@ def run(library, problem, form, blocks, sliced=0, without=None):
         last = []
         held, grid = (lists.tiles, lists.blocks, lists.pack(weight)), blocks
         first = [address(x), *map(address, held)]
-    kernel = library("swapped" if swapped else "blocks", form.macros(given if swapped else problem), without)
-    sizes = structure("Sizes", form.sizes(given if swapped else problem, k + 2 * sliced))
+    given = given if swapped else problem
+    kernel = library("igemm_swap_ab" if swapped else "block_sparse", form.parameters(given), given.x_dtype, without)
+    sizes = structure("Sizes", form.sizes(given, k + 2 * sliced))
     last += map(address, scales) if swapped else ()
     faults = kernel.run(*first, address(y), address(residual), address(bias), ctypes.byref(sizes), *last, grid)
     del held
@@ -372,7 +371,7 @@ def test_a_gradient_of_x_is_exact(library, name):
     pixels, boxes = emulated_map(dy, pixel_map(made, form)), emulated_weights(lies, FilterMap.of(problem, BOX))
     results = emulated_map(dx, result_map(made, form, made.k))
     grid = form.units(made) * form.cluster * form.split if form.split > 1 else 2 * form.cluster
-    faults = library("swapped", form.macros(made)).run(
+    faults = library("igemm_swap_ab", form.parameters(made), made.x_dtype).run(
         ctypes.byref(pixels), ctypes.byref(boxes), address(dx), None, None,
         ctypes.byref(structure("Sizes", form.sizes(made, made.k))), ctypes.byref(results), ctypes.byref(results),
         None, None, grid,
@@ -395,7 +394,9 @@ def test_a_planted_fault_in_dense_weights_is_seen(library, monkeypatch):
 @pytest.mark.parametrize("name", ["pair", "four, some without filters", "results in the ring, pair"])
 def test_a_block_that_leaves_its_peers_behind_is_seen(library, name):
     form, problem = CASES[name]
-    y, expected, _, faults = run(library, problem, form, 1, without="if (CLUSTER > 1) drain(ring, room.empty);")
+    y, expected, _, faults = run(
+        library, problem, form, 1, without="if (CLUSTER > 1) wait_until_empty(ring, smem.empty);"
+    )
     assert torch.equal(y, expected)
     assert faults > 0
 

@@ -2,44 +2,31 @@
 
 import ctypes
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
 from convoy.engines.hopper.igemm_wgrad_tile_config import Form
 from convoy.engines.hopper.nvrtc_kernel import structure
-from convoy.engines.hopper.nvrtc_source import defines, wgrad_text
-from tests.unit.engines.emulated_cuda import address, compiled, conv, emulated_map
+from tests.unit.engines.emulated_cuda import address, conv, emulated_map, hopper_libraries
 
-HERE = Path(__file__).parent
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
 
 RUN = """
-#include "launch_swapped.h"
-extern "C" int run(const Map* x, const Map* dy, Value* dweight, const Sizes* z, int grid) {
-  return launch(grid, [=] { wgrad(*x, *dy, dweight, *z); });
+extern "C" int run(const TensorMap* x, const TensorMap* dy, Value* dweight, const Sizes* sizes, int grid) {
+  return launch(grid, 128 * (CONSUMERS + 1), SPLIT, STAGES * (STAGE_BYTES + 16) + 96 + 1024,
+                [=] { igemm_wgrad(*x, *dy, dweight, *sizes); });
 }
 """
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """A kernel's settings → the kernel as a library of the host; `changes` are faults that are planted in its text."""
-    build = compiled(tmp_path_factory.mktemp("wgrad"))
-
-    def kernel(macros, changes):
-        content = wgrad_text()
-        for before, after in changes:
-            assert before in content
-            content = content.replace(before, after)
-        headers = "".join((HERE / name).read_text() for name in ("emulated.h", "emulated_more.h"))
-        run = RUN.replace('#include "launch_swapped.h"', (HERE / "launch_swapped.h").read_text())
-        return build(defines(macros) + headers + content + run)
-
-    return kernel
+    """Parameters and a dtype → the kernel as a library of the host; `changes` are faults that are planted in its text."""
+    build = hopper_libraries(tmp_path_factory.mktemp("wgrad"))
+    return lambda parameters, dtype, changes: build("igemm_wgrad", parameters, RUN, dtype, changes)
 
 
 def integers(shape, dtype, seed):
@@ -66,7 +53,7 @@ def run(library, problem, form, blocks=2, changes=(), seed=3):
     out = torch.full((*shares, k, r, s, c), float("nan"), dtype=dtype)
     x_map, dy_map = emulated_map(x, form.x_map(problem)), emulated_map(dy, form.dy_map(problem))
     grid = form.units(problem) * form.split if form.split > 1 else min(blocks, form.units(problem))
-    faults = library(form.macros(problem), changes).run(
+    faults = library(form.parameters(problem), problem.x_dtype, changes).run(
         ctypes.byref(x_map), ctypes.byref(dy_map), address(out), ctypes.byref(structure("Sizes", form.sizes(problem))),
         grid,
     )  # fmt: skip
@@ -117,13 +104,16 @@ def test_exact_on_integers(library, name):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("3x3, wide, bf16", ("turned_word(stages, BOX_BYTES)", "turned_word(stages, 1024)")),
+        ("3x3, wide, bf16", ("smem_desc_low_transposed(stages, BOX_BYTES)", "smem_desc_low_transposed(stages, 1024)")),
         ("1x1", ("step16 * 128)", "step16 * 64)")),
         (
             "split in three, unequal shares",
-            ("first = part * z.each + (part < z.more ? part : z.more)", "first = part * z.each"),
+            ("first = part * sizes.each + (part < sizes.more ? part : sizes.more)", "first = part * sizes.each"),
         ),
-        ("unlike sides, stride, dilation", ("right = (tap - row * z.s) * z.dilation_w", "right = tap - row * z.s")),
+        (
+            "unlike sides, stride, dilation",
+            ("right = (tap - row * sizes.s) * sizes.dilation_w", "right = tap - row * sizes.s"),
+        ),
     ],
     ids=[
         "the leading offset",

@@ -6,8 +6,15 @@ from dataclasses import replace
 import pytest
 
 from convoy.engines.hopper import hopper_support_checks, igemm, nvrtc_kernel
-from convoy.engines.hopper.igemm import ENGINE, Form, reciprocal
-from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, options, product, source
+from convoy.engines.hopper.igemm import ENGINE, Form
+from convoy.engines.hopper.nvrtc_source import (
+    ACTIVATIONS,
+    CudaSource,
+    kernel_source,
+    nvrtc_options,
+    reciprocal,
+    wgmma_function,
+)
 from convoy.engines.hopper.tensor_maps import PixelMap
 from convoy.errors import CompileError, InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs
@@ -146,9 +153,9 @@ def test_a_product_and_a_shift_divide(divisor):
 
 
 def test_products_name_every_register():
-    made = product(16, "fp16")
+    made = wgmma_function(16, "fp16")
     assert "m64n16k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 0, 0;" in made
-    assert "m64n8k8.f32.tf32.tf32 {%0, %1, %2, %3}, %4, %5, 1, 1, 1;" in product(8, "fp32")
+    assert "m64n8k8.f32.tf32.tf32 {%0, %1, %2, %3}, %4, %5, 1, 1, 1;" in wgmma_function(8, "fp32")
 
 
 def nvrtc_or_skip():
@@ -174,7 +181,9 @@ def test_the_first_guess_compiles_without_spills_or_serialised_products(problem,
 def test_a_refused_source_keeps_the_compilers_words():
     nvrtc_or_skip()
     with pytest.raises(CompileError, match="NVRTC refused") as caught:
-        nvrtc_kernel.compile_cubin("cuda.implicit_gemm", 'extern "C" __global__ void k() { no_such_thing(); }', GPU)
+        nvrtc_kernel.compile_cubin(
+            "cuda.implicit_gemm", CudaSource("k.cu", 'extern "C" __global__ void k() { no_such_thing(); }'), GPU
+        )
     assert "no_such_thing" in caught.value.log
 
 
@@ -184,18 +193,24 @@ def test_a_log_that_names_spilled_bytes_is_a_refusal(monkeypatch, count):
     log = f"ptxas info    : 8 bytes stack frame, {count} bytes spill stores, 0 bytes spill loads"
     monkeypatch.setattr(nvrtc_kernel, "cached", lambda *_: len(log).to_bytes(4, "little") + log.encode() + b"cubin")
     with pytest.raises(CompileError, match="spills"):
-        nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "", GPU)
+        nvrtc_kernel.compile_cubin("cuda.implicit_gemm", CudaSource("k.cu", ""), GPU)
 
 
 def test_divisions_are_exact_in_fp32_alone():
     assert (
-        options("silu", "fp16") == options("hardswish", "bf16") == ("--prec-div=false", "--define-macro=HALF_RESULTS")
+        nvrtc_options("silu", "fp16")
+        == nvrtc_options("hardswish", "bf16")
+        == ("--prec-div=false", "--define-macro=FAST_DIVISION")
     )
-    assert options("silu", "fp32") == options("relu", "fp16") == ()
+    assert nvrtc_options("silu", "fp32") == nvrtc_options("relu", "fp16") == ()
 
 
 def test_a_kernel_with_too_few_registers_is_refused():
     nvrtc_or_skip()
     form = Form(64, 256, 4, 3, False, 1)
     with pytest.raises(CompileError):
-        nvrtc_kernel.compile_cubin("cuda.implicit_gemm", source("implicit_gemm", form.macros(HALF), "fp16"), GPU)
+        nvrtc_kernel.compile_cubin(
+            "cuda.implicit_gemm",
+            kernel_source("igemm", form.parameters(HALF), wgmma_function(form.filters, "fp16")),
+            GPU,
+        )

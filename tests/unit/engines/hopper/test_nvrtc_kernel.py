@@ -11,10 +11,12 @@ import pytest
 
 from convoy.engines.compilers import host_compiler
 from convoy.engines.hopper import nvrtc_kernel
+from convoy.engines.hopper.nvrtc_source import CudaSource
 from convoy.errors import CompileError
 from convoy.target import Target
 
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+SOURCE = CudaSource("kernel.cu", "source")
 CUBIN = b"\x7fELF a cubin"
 QUIET = (
     "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
@@ -93,7 +95,7 @@ def test_serialised_products_are_refused_with_their_log_from_the_cache_too(plant
     nvrtc = plant(words + QUIET)
     for _ in range(2):
         with pytest.raises(CompileError, match="serialised the wgmma instructions") as caught:
-            nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "source", GPU)
+            nvrtc_kernel.compile_cubin("cuda.implicit_gemm", SOURCE, GPU)
         assert not isinstance(caught.value, nvrtc_kernel.SpillError)  # more registers would not help
         assert (caught.value.engine, caught.value.log) == ("cuda.implicit_gemm", words + QUIET)
     assert nvrtc.compiled == 1
@@ -105,7 +107,7 @@ def test_spills_are_refused_with_their_log_from_the_cache_too(plant, count: int)
     nvrtc = plant(log)
     for _ in range(2):
         with pytest.raises(nvrtc_kernel.SpillError, match="spills registers") as caught:
-            nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "source", GPU)
+            nvrtc_kernel.compile_cubin("cuda.implicit_gemm", SOURCE, GPU)
         assert caught.value.log == log
     assert nvrtc.compiled == 1
 
@@ -113,13 +115,13 @@ def test_spills_are_refused_with_their_log_from_the_cache_too(plant, count: int)
 def test_a_spill_in_any_of_several_functions_counts(plant):
     plant(QUIET + "\n" + QUIET.replace("0 bytes spill stores", "8 bytes spill stores"))
     with pytest.raises(nvrtc_kernel.SpillError):
-        nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "source", GPU)
+        nvrtc_kernel.compile_cubin("cuda.implicit_gemm", SOURCE, GPU)
 
 
 def test_a_quiet_log_is_given_with_the_cubin(plant):
     nvrtc = plant(QUIET)
     for _ in range(2):
-        assert nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "source", GPU) == (CUBIN, QUIET)
+        assert nvrtc_kernel.compile_cubin("cuda.implicit_gemm", SOURCE, GPU) == (CUBIN, QUIET)
     assert nvrtc.compiled == 1
 
 
@@ -127,6 +129,6 @@ def test_what_the_compiler_refuses_is_not_kept(plant):
     nvrtc = plant('kernel.cu(1): error: identifier "x" is undefined', failure=6)
     for count in (1, 2):
         with pytest.raises(CompileError, match="NVRTC refused") as caught:
-            nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "source", GPU)
+            nvrtc_kernel.compile_cubin("cuda.implicit_gemm", SOURCE, GPU)
         assert "undefined" in caught.value.log
         assert nvrtc.compiled == count

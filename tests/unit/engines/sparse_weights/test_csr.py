@@ -12,15 +12,14 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.hopper.nvrtc_kernel import structure
-from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.engines.sparse_weights import pruned_csr
-from convoy.engines.sparse_weights.pruned_csr import ENGINE, THREADS, Rows, macros, padded, sizes
+from convoy.engines.sparse_weights.pruned_csr import ENGINE, THREADS, Rows, padded, parameters, sizes
 from convoy.errors import InputError, LaunchError
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.target import Target
 from tests.unit.engines.conv_cases import EPILOGUES, SHAPES
-from tests.unit.engines.emulated_cuda import address, compiled
+from tests.unit.engines.emulated_cuda import address, kernel_libraries
 from tests.unit.engines.pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 HERE = Path(__file__).parent
@@ -43,11 +42,10 @@ def _bindings_are_there(monkeypatch):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    build = compiled(tmp_path_factory.mktemp("csr"))
+    build = kernel_libraries(tmp_path_factory.mktemp("csr"), HERE / "plain_device")
 
     def kernel(settings):
-        content = defines(settings) + (HERE / "plain_device.h").read_text() + text("activation.cuh") + text("csr.cu")
-        return build(content + LAUNCH)
+        return build("csr", settings, LAUNCH)
 
     return kernel
 
@@ -60,7 +58,7 @@ def run(library, problem, pixels):
     planes = torch.full((sizes(problem)["planes"],), float("nan"), dtype=data.args[0].dtype)
     y = torch.full(problem.y_spec.shape, float("nan"), dtype=data.args[0].dtype)
     threads = 8  # instead of 128: a thread of the host is dear
-    kernel = library(macros(problem, knobs) | {"THREADS": threads})
+    kernel = library(parameters(problem, knobs) | {"THREADS": threads})
     kernel.run(
         address(data.args[0]), address(planes), address(starts), address(entries),
         address(data.constants[1] if problem.epilogue.bias else None),

@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from convoy.engines.hopper import hopper_support_checks, igemm
 from convoy.engines.hopper.igemm_swap_ab_tile_config import SHARED_BYTES
 from convoy.engines.hopper.igemm_swap_ab_tile_search import estimate_us, forms
-from convoy.engines.hopper.nvrtc_source import sparse_product
+from convoy.engines.hopper.nvrtc_source import header_text, wgmma_sparse_function
 from convoy.engines.sparse_weights.sparse24 import ENGINE
 from convoy.engines.sparse_weights.sparse24_packing import CHANNELS, ROW_BYTES, Packing, crowded
 from convoy.engines.sparse_weights.sparse24_tile import Sparse24Tile
@@ -179,8 +178,8 @@ def test_clusters_of_three_lie_in_pairs_unless_two_blocks_fit_beside_each_other(
 
 
 def test_what_the_model_says_is_under_way_is_what_the_kernel_does():
-    source = (files("convoy.engines.hopper") / "swapped_room.cuh").read_text()
-    assert "#define PENDING (PARTS * BN >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1)" in source
+    source = header_text("igemm_swap_ab_layout.cuh")
+    assert "PENDING = PARTS * TILE_N >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1," in source
     small = Sparse24Tile(64, 96, 6, 1, 1)
     assert [replace(small, stages=stages).pending for stages in (3, 4, 5, 6, 12)] == [1, 2, 2, 3, 3]
     assert Sparse24Tile(128, 192, 4, 1, 1).pending == 1
@@ -241,7 +240,7 @@ def test_a_3x3_layer_is_offered_with_a_halo_and_results_both_ways():
 
 
 def test_products_name_every_register():
-    made = sparse_product(16, "bf16")
+    made = wgmma_sparse_function(16, "bf16")
     assert "m64n16k32.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, %10, %11, 1, 1, 1, 0, 0;" in made
 
 

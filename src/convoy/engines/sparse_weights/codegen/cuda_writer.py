@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from convoy.engines.hopper.nvrtc_source import defines, text
+from convoy.engines.hopper.nvrtc_source import defines, header_text
 from convoy.engines.sparse_weights.codegen.cuda_copies import FOUR, MOST_ROUNDS, along, fours
 from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Segment
 from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout
@@ -90,7 +90,9 @@ class CudaWriter:
             f"{self.table} int phases[][4] = {{{table}}};",
             f"{self.table} int channels[] = {{{', '.join(map(str, layout.channels)) or '0'}}};",
         ]  # fmt: skip
-        return "\n".join([defines(sizes | flags | where) + f"typedef {element} element;", *tables, text("pruned.cuh")])
+        return "\n".join(
+            [defines(sizes | flags | where) + f"typedef {element} element;", *tables, header_text("pruned.cuh")]
+        )
 
     def _table_bytes(self, units: int) -> int:
         """Bytes of `_tables` and of the head's tables, in `units` units that are linked."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from convoy.engines.compilers.device_binaries import cached
 from convoy.engines.hopper.nvrtc_kernel import compile_cubin
+from convoy.engines.hopper.nvrtc_source import CudaSource
 from convoy.errors import CompileError
 from convoy.target import Target
 
@@ -55,18 +56,22 @@ def compile_units(engine: str, head: str, bodies: Sequence[str], target: Target,
         CompileError: NVRTC is missing, or it or nvJitLink refused the code.
     """
     if unlinked():
-        return compile_cubin(engine, head + "".join(bodies), target, options)[0]
+        return compile_cubin(engine, _source(head + "".join(bodies)), target, options)[0]
     units = [head + body for body in bodies]
     options = (*options, "--relocatable-device-code=true")
 
     def compiled(unit: str) -> bytes:
-        return compile_cubin(engine, unit, target, options)[0]
+        return compile_cubin(engine, _source(unit), target, options)[0]
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         cubins = list(pool.map(compiled, units))
     arch = f"sm_{target.capability}a" if target.capability >= 90 else f"sm_{target.capability}"
     version = ".".join(map(str, _bindings("nvjitlink").version()))
     return cached(engine, (*units, *options, arch, "nvjitlink", version), lambda: _link(engine, cubins, arch))
+
+
+def _source(text: str) -> CudaSource:
+    return CudaSource("pruned.cu", text)
 
 
 def _link(engine: str, cubins: Sequence[bytes], arch: str) -> bytes:

@@ -118,7 +118,7 @@ PRUNED = {
 }
 HALF_PRUNED = {name: DENSE[name] for name in ("3x3", "3x3, batch 1, bf16", "1x1, silu")}
 FRESH = {
-    f"dynamic weight, {name}": replace(DENSE[name], fresh_weight=True)
+    f"dynamic weight, {name}": replace(DENSE[name], dynamic_weight=True)
     for name in ("3x3", "3x3, batch 1, bf16", "1x1, silu")
 }
 OF_ENGINE = {

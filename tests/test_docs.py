@@ -17,6 +17,7 @@ import typer
 
 import convoy
 from convoy.cli.commands import app
+from convoy.engines.manifest import MANIFEST, RETIRED
 from tests.unit.pipeline.untimed import keep_plans
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +91,16 @@ def test_every_environment_variable_is_on_the_page_of_process_state() -> None:
     named = {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(read, path.read_text("utf-8"))}
     assert "CONVOY_DB" in named
     assert sorted(name for name in named if f"`{name}`" not in page) == []
+
+
+def test_every_engine_is_on_a_page_and_the_retired_ones_with_their_reasons() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "kernels").glob("*.md")))
+    overview = (ROOT / "docs" / "concepts" / "engines.md").read_text(encoding="utf-8")
+    assert [engine for engine in MANIFEST if f"`{engine}`" not in pages + overview] == []
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| (.+) \|$", overview.split("| retired | reason |")[1].split("\n\n")[0], re.MULTILINE
+    )
+    assert {engine: reason.replace("`", "") for engine, reason in rows} == RETIRED
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Selection and schedule of one net as data: read, write, compare, explain. No torch here."""
+"""The plan of one net, its selection and schedule, as data: read, write, compare, explain. No torch here."""
 
 from __future__ import annotations
 

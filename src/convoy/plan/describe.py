@@ -1,4 +1,4 @@
-"""Plans in words: a table of the steps, all that is known of one layer, the difference of two plans."""
+"""Plans as text: a table of the steps, the details of one layer, the difference of two plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def explain(plan: Plan, layer: str | None = None) -> str:
 
     Args:
         plan: any plan.
-        layer: a node's name: everything about the step that covers it.
+        layer: a node's name: the details of the step that covers it.
 
     Raises:
         InputError: no step covers such a node.
@@ -43,12 +43,12 @@ def _predicted(plan: Plan) -> str:
 
 
 def _line(text: str) -> str:
-    """A text of a plan's file as one line without control characters, which a terminal would obey."""
+    """A text of a plan's file as one line without control characters, which a terminal would execute."""
     return escape_controls(text, one_line=True)
 
 
 _SHOWN = 4
-"""Inputs named in a heading: a training step has a hundred, its parameters before the batch."""
+"""Inputs shown in a heading: a training step has a hundred, its parameters before the batch."""
 
 
 def shapes(inputs: Sequence[str]) -> str:
@@ -59,7 +59,7 @@ def shapes(inputs: Sequence[str]) -> str:
 
 
 def title(step: Step) -> str:
-    """What a step does, in a few characters."""
+    """What a step computes, in a few characters."""
     if step.kind == "convert":
         return f"{step.args[0]} to {step.layout}"
     return f"{step.pattern}({'+'.join(step.nodes)})"
@@ -92,11 +92,11 @@ ZEROS = {
     "dead_tiles": "tiles of a channel",
     "dead_blocks": "blocks of channels",
 }
-"""What the knobs of engines that skip zeros are shares of (`convoy.engines.activation_sparsity.KINDS`)."""
+"""What the knobs of engines that skip zeros count (`convoy.engines.activation_sparsity.KINDS`)."""
 
 
 def _holds_for(step: Step) -> list[str]:
-    """For which inputs a choice holds, where its time depends on their zeros."""
+    """For which inputs a choice holds, if its time depends on their zeros."""
     knobs = step.config.knobs
     return [
         f"holds for  inputs of whose {what} {knobs[kind]} % or more are zero; with fewer it is slower"
@@ -106,7 +106,7 @@ def _holds_for(step: Step) -> list[str]:
 
 
 def compare(first: Plan, second: Plan) -> list[str]:
-    """How two plans differ, a line each; empty where they run the same."""
+    """The differences of two plans, one line each; empty if they run the same."""
     lines: list[str] = []
     for name in ("model", "graph_digest", "inputs", "numerics", "solver", "baseline"):
         before, after = getattr(first, name), getattr(second, name)

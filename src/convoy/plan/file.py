@@ -1,4 +1,4 @@
-"""Plans as files: JSON, versioned, checked field by field on the way in, written whole or not at all."""
+"""Plans as files: versioned JSON, every field checked when read, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from convoy.problem import ANY_LAYOUT, LAYOUTS, EngineConfig, Knobs, TensorSpec
 from convoy.untrusted import read_json, storable
 
 MAX_BYTES: Final = 16 << 20
-"""A plan of a training step of 1000 launches has 1 MiB."""
+"""A plan of a training step with 1000 launches has 1 MiB."""
 MAX_STEPS: Final = 20_000
 MAX_ITEMS: Final = 100_000
-"""Of any other list: a training step has as many inputs as parameters."""
+"""Most items of any other list: a training step has as many inputs as parameters."""
 MAX_TEXT: Final = 4000
 MAX_NAME: Final = 400
 
@@ -33,20 +33,20 @@ def save(plan: Plan, path: str | Path) -> None:
     """Write a plan; an existing file is replaced only when the new one is complete.
 
     Raises:
-        InputError: the path is a folder, or its folder is not there or not writable.
+        InputError: the path is a folder, or its folder does not exist or is not writable.
     """
     write_text(Path(path), json.dumps(to_dict(plan), indent=1) + "\n", "plan")
 
 
 def write_text(path: Path, text: str, argument: str) -> None:
-    """Write a file of UTF-8 whole or not at all; raises InputError naming `argument`.
+    """Write a UTF-8 file completely or not at all; raises InputError naming `argument`.
 
-    What UTF-8 cannot hold, such as the bytes of a file's name that are none, is written as `?`.
+    Characters that UTF-8 cannot encode, such as invalid bytes of a file name, are written as `?`.
     """
     try:
         if path.is_dir() or not path.parent.is_dir():
             raise InputError(argument, str(path), "a file in a folder that exists")
-        # Not by `tempfile`, whose files are for their owner alone: a report is for others to read, as the umask says.
+        # Not by `tempfile`, which makes files that only their owner can read; the umask decides.
         fresh = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
         try:
             fresh.write_bytes(text.encode("utf-8", "replace"))
@@ -60,16 +60,16 @@ def write_text(path: Path, text: str, argument: str) -> None:
 
 
 def load(path: str | Path) -> Plan:
-    """Read a plan and check everything in it.
+    """Read a plan and check every field.
 
     Raises:
-        PlanError: no regular file, too large, no JSON, another version, or a field that is not what it must be; it is named.
+        PlanError: no regular file, too large, no JSON, another version, or an invalid field; it is named.
     """
     return from_dict(read_json(path, MAX_BYTES, "plan", PlanError))
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON's types, each text such as `from_dict` takes it: a model may be named by a path that is no UTF-8."""
+    """A plan as JSON types, with texts that `from_dict` accepts: a model's path may not be valid UTF-8."""
     data = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     data["steps"] = [_step_to_dict(step) for step in plan.steps]
     data["inputs"], data["notes"] = list(plan.inputs), [storable(note, MAX_TEXT) for note in plan.notes]
@@ -172,7 +172,7 @@ def _spec(text: str) -> bool:
 
 
 class _Fields:
-    """Takes fields out of a JSON object, each checked; what is left over is refused."""
+    """Takes fields out of a JSON object, each checked; unknown fields are refused."""
 
     def __init__(self, where: str, data: object) -> None:
         if not isinstance(data, dict):
@@ -222,7 +222,7 @@ class _Fields:
         return self._take(name, right, f"a list of at most {most} items")
 
     def texts(self, name: str, right: Callable[[str], bool]) -> list[str]:
-        """A list of texts, each of which is right."""
+        """A list of texts, each of them valid."""
         found = self.items(name)
         for item in found:
             if not isinstance(item, str) or not right(item):
@@ -242,7 +242,7 @@ class _Fields:
         return self._take(name, lambda v: isinstance(v, dict), "a JSON object")
 
     def finish(self) -> None:
-        """Refuse fields that nobody asked for."""
+        """Refuse unknown fields."""
         for name in self._left:
             raise PlanError(f"{self._where}.{name}", name, "no such field", _RETUNE)
 

@@ -1,4 +1,4 @@
-"""Plan: selection and schedule of one net as plain data. What is saved, read, compared and explained."""
+"""Plan: selection and schedule of one net as plain data, to be saved, read, compared and explained."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Step:
         args: names of the values read, as `NAME` or, for a converted copy, `NAME@LAYOUT`.
         results: names of the values made, likewise.
         problem: the problem's key.
-        config: what runs.
-        layout: memory format of its 4-D arguments and results; for `convert`, the format made.
+        config: the config that runs.
+        layout: memory format of its 4-D arguments and results; for `convert`, the new format.
         median_us: predicted time.
-        workspace_bytes: scratch it wants.
-        stream: index of the stream it runs on; 0 is the critical path's.
+        workspace_bytes: scratch memory.
+        stream: index of its stream; 0 is the critical path's.
         waits: indices of earlier steps on other streams that must have finished.
     """
 
@@ -44,23 +44,23 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Data alone: ids, integers, words. Never code, pickles or library paths.
+    """Only data: ids, integers, words; no code, pickles or library paths.
 
     Attributes:
-        model: what the user called the model (for people).
-        graph_digest: digest of the captured graph (`convoy.graph.text.digest`): a plan is for this graph alone.
+        model: the user's name of the model (for people).
+        graph_digest: digest of the captured graph (`convoy.graph.text.digest`): a plan holds only for this graph.
         inputs: text form of the inputs' specs (`fp32[1,3,224,224]`), in call order.
-        target: `Target.to_dict()` of the machine that it was tuned on.
-        numerics: the rounding that was allowed.
-        steps: what runs, in order.
-        solver: how it was chosen.
+        target: `Target.to_dict()` of the tuned machine.
+        numerics: the allowed rounding.
+        steps: the launches, in order.
+        solver: the solver that chose.
         total_us: predicted time.
         bound_us: proven lower bound.
-        workspace_bytes: the shared scratch.
+        workspace_bytes: the shared workspace.
         activation_bytes: the arena for values.
-        baseline: True where tuning found nothing faster: the stock module runs as it is.
+        baseline: True if tuning found nothing faster: the stock module runs.
         notes: fallbacks and refusals, one line each, for the report.
-        border: memory format of the graph's 4-D inputs and outputs, by value name, as the caller gives and gets them.
+        border: memory format of the graph's 4-D inputs and outputs, by value name, on the caller's side.
     """
 
     model: str

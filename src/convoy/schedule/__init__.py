@@ -1,4 +1,4 @@
-"""Order, streams, lifetimes and memory of what was chosen. No torch here."""
+"""Order, streams, lifetimes and memory of a plan's steps. No torch here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""List scheduling with admission: a launch begins beside others only while the device has room for it.
+"""List scheduling with admission: a launch begins beside others only while the device has free resources.
 
-The launch with the longest way before it is admitted at once, whatever runs: the critical path never waits. Another one that
-does not fit is held back until one of those that run has ended, and waits for that end on the device too, by an event; without
-it the device would begin it as soon as its stream is free, and it would take blocks from the critical path.
+The launch with the longest path behind it is admitted at once, so the critical path never waits. Any other launch that does
+not fit is held back until a running launch has ended, and waits for that end on the device too, by an event. Without the
+event the device would begin it as soon as its stream is free, and it would take blocks from the critical path.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ Starts = dict[int, tuple[float, int]]
 """Start, microseconds, and stream of each launch."""
 
 HeldBack = dict[int, tuple[int, ...]]
-"""For launches that were held back, those whose end let them in."""
+"""For launches that were held back, the launches whose end admitted them."""
 
 
 def admit(
     dag: Dag, streams: int, priorities: Sequence[float], model: ContentionModel, event_us: float, *, holds: bool = True
 ) -> tuple[float, Starts, HeldBack]:
-    """Place launches as a device would run them, from event to event.
+    """Place launches in simulated time, from event to event.
 
     Args:
-        dag: what needs what, with shares.
-        streams: streams for launches that have no lane beyond these.
-        priorities: of each launch; higher goes first.
-        model: how launches slow one another, and what fits.
-        event_us: what waiting for another stream costs.
-        holds: whether to hold back what does not fit; else all begin as soon as a stream is free, and slow one another.
+        dag: the dependencies, with shares.
+        streams: streams for launches without a lane beyond these.
+        priorities: priority of each launch; higher goes first.
+        model: how launches slow each other, and what fits.
+        event_us: cost of waiting for another stream.
+        holds: whether to hold back launches that do not fit; else all begin as soon as a stream is free, and slow each other.
 
     Returns:
-        The end of the last launch; start and stream of each; and what those that were held back waited for.
+        The end of the last launch; start and stream of each; and what the held-back launches waited for.
     """
     return _Admission(dag, streams, priorities, model, event_us, holds=holds).run()
 
@@ -80,7 +80,7 @@ class _Admission:
         return self._running.now_us, self._begun, self._holds
 
     def _consider(self, launch: int) -> None:
-        """Begin a launch that is ready, if a stream is free and there is room; note where there was none."""
+        """Begin a ready launch if a stream is free and it fits; note if it does not fit."""
         stream = self._stream(launch)
         if stream is None:
             return
@@ -98,7 +98,7 @@ class _Admission:
         self._running.begin(launch, self._event_us if crosses else 0.0)
 
     def _newest(self, launch: int, *, held: bool) -> list[int]:
-        """Those that ended just now and that it waits for: only they can still cost an event."""
+        """The launches that ended just now and that it waits for: only they can still cost an event."""
         waits = {*self._dag.needs[launch], *(self._ended if held else ())}
         return [before for before in self._ended if before in waits]
 
@@ -112,13 +112,13 @@ class _Admission:
         return min(free, key=lambda s: (self._last[s] not in needs, self._last[s] not in self._ended, s), default=None)
 
     def _is_apart(self, launch: int) -> bool:
-        """Whether it runs on a stream of its own kind."""
+        """Whether it runs on a reserved stream, such as a network's."""
         return self._dag.lanes.get(launch, -1) in self._lanes
 
     def _may_begin(self, launch: int) -> bool:
         if not self._hold or self._is_apart(launch):
             return True
-        if self._model.has_room(self._running.shares(), self._dag.share(launch)):
+        if self._model.fits(self._running.shares(), self._dag.share(launch)):
             return True
         return self._distances[launch] >= max(
             left + self._distances[other] - self._dag.times_us[other] for other, left in self._running.left_us.items()

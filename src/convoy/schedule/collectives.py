@@ -1,4 +1,4 @@
-"""Gradients on their way to other processes, as launches of a schedule: what travels together, and how long it may take."""
+"""All-reduces of gradients, as launches of a schedule: their buckets, and their estimated time."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from dataclasses import dataclass
 from typing import Final
 
 BUCKET_BYTES: Final = 25 << 20
-"""Bytes of gradients that travel together: DistributedDataParallel's own default (its argument bucket_cap_mb)."""
+"""Bytes of gradients in one bucket: DistributedDataParallel's default (its argument bucket_cap_mb)."""
 
 LAST_BUCKET_BYTES: Final = 1 << 20
-"""Bytes of the bucket that leaves last: nothing is left to hide it behind, so it holds little more than must wait so long.
-ResNet-50's stem and first stage fit; 25 MiB take 90 us at 290 GB/s (bench/results/scaling-nvidia-h200.csv), and their copies come
-on top."""
+"""Bytes of the last bucket: no computation is left to hide it, so it is small. ResNet-50's stem and first stage fit; 25 MiB
+take 90 us at 290 GB/s (bench/results/scaling-nvidia-h200.csv), plus their copies."""
 
 LATENCY_US: Final = 20.0
-"""Of one all-reduce, and bytes a microsecond that a GPU of a host with NVLink sends: guesses of the right size, which only order
-launches."""
+"""Latency of one all-reduce, and (`BYTES_PER_US`) the rate of a GPU with NVLink: rough values, which only order launches."""
 
 BYTES_PER_US: Final = 200e3
 
 NCCL_SHARE: Final = 0.1
-"""Part of the device that NCCL's channels take while they send: 16 blocks of about 132 multiprocessors."""
+"""Share of the device that NCCL's channels take while they send: 16 blocks on about 132 multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An all-reduce of one bucket, as a launch: it reads gradients, and nothing but the update reads what it makes.
+    """An all-reduce of one bucket, as a launch: it reads gradients; only the optimizer's update reads its results.
 
     Attributes:
         args: names of the gradients.
-        time_us: how long it may take.
+        time_us: estimated time.
         results: none.
     """
 
@@ -40,11 +38,11 @@ class Collective:
 
 
 def buckets(sizes: Sequence[int], dtypes: Sequence[object], limit: int = BUCKET_BYTES) -> list[list[int]]:
-    """Indices of tensors in their order, cut where the dtype changes and where a bucket would grow over the limit.
+    """Indices of tensors in their order, split where the dtype changes and where a bucket would exceed the limit.
 
     Args:
-        sizes: bytes of each.
-        dtypes: of each.
+        sizes: bytes of each tensor.
+        dtypes: dtype of each tensor.
         limit: bytes of a bucket; a larger tensor is a bucket by itself.
     """
     found: list[list[int]] = []
@@ -78,10 +76,10 @@ def collectives(
     A ring sends 2 (n - 1) / n of the bytes (Patarasuk and Yuan, 2009).
 
     Args:
-        names: of the gradients, in the parameters' order.
+        names: names of the gradients, in the parameters' order.
         sizes: bytes of each.
-        dtypes: of each.
-        processes: that take part; with one there is nothing to send.
+        dtypes: dtype of each.
+        processes: number of processes; with one there is nothing to send.
         limit: bytes of a bucket.
     """
     if processes < 2:

@@ -1,4 +1,4 @@
-"""How launches that run at the same time slow one another, as a model; and how long a given schedule takes under it."""
+"""A model of how concurrent launches slow each other, and the time of a given schedule under it."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from typing import Protocol
 from convoy.schedule.dag import Dag
 
 _EPSILON_US = 1e-9
-"""Microseconds of work below which a launch has ended: what rounding leaves."""
+"""Microseconds of remaining work below which a launch has ended, because of rounding."""
 
 
 class ContentionModel(Protocol):
-    """How fast launches proceed beside one another."""
+    """How fast launches run beside each other."""
 
     def rate(self, shares: Sequence[float]) -> float:
-        """Speed of each of the launches that run together, 1 as alone.
+        """Speed of each of the concurrent launches; 1 is the speed of a launch alone.
 
         Args:
-            shares: the part of the device that each takes, 0..1.
+            shares: the share of the device that each takes, 0..1.
         """
         ...
 
-    def has_room(self, shares: Sequence[float], share: float) -> bool:
-        """Whether a further launch may begin beside some."""
+    def fits(self, shares: Sequence[float], share: float) -> bool:
+        """Whether another launch may begin beside the running ones."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityModel:
-    """Launches that fit on the device together take the longest one's time; others are slowed alike: no work is lost or won.
+    """Launches that fit on the device together do not slow each other; otherwise all are slowed alike, and no work is lost.
 
     Attributes:
-        capacity: sum of shares from which launches slow one another. 1 by the book; more where kernels do not use what they
-            hold (latency, memory), less where they meet elsewhere (L2, bandwidth): it is fitted to measured schedules.
+        capacity: sum of shares from which launches slow each other. Nominally 1; more if kernels do not use all resources
+            that they hold (latency, memory), less if they share others (L2, bandwidth). It is fitted to measured schedules.
     """
 
     capacity: float = 1.0
 
     def rate(self, shares: Sequence[float]) -> float:
-        """1 while there is room, and then less by how much is asked for too much."""
+        """1 while the shares fit; then the capacity over the sum of shares."""
         wanted = sum(shares)
         return 1.0 if wanted <= self.capacity else self.capacity / wanted
 
-    def has_room(self, shares: Sequence[float], share: float) -> bool:
-        """Whether all of them fit; beside nothing, anything does."""
+    def fits(self, shares: Sequence[float], share: float) -> bool:
+        """Whether all of them fit; a launch alone always fits."""
         return not shares or sum(shares) + share <= self.capacity
 
 
 class RunningLaunches:
-    """Launches under way: how much of each is left, as time passes.
+    """The running launches, and how much of each is left.
 
     Args:
         dag: their times and shares.
-        model: how they slow one another.
+        model: how they slow each other.
     """
 
     def __init__(self, dag: Dag, model: ContentionModel) -> None:
@@ -63,15 +63,15 @@ class RunningLaunches:
         self.now_us = 0.0
 
     def shares(self) -> list[float]:
-        """Of those that run."""
+        """Shares of the running launches."""
         return [self._dag.share(launch) for launch in self.left_us]
 
     def begin(self, launch: int, extra_us: float = 0.0) -> None:
-        """Start one now; `extra_us` is what it waits before it works."""
+        """Start a launch now; `extra_us` is the time that it waits before it works."""
         self.left_us[launch] = self._dag.times_us[launch] + extra_us
 
     def advance(self) -> list[int]:
-        """Let time pass until at least one ends; those that have, in order."""
+        """Advance the time until at least one launch ends; returns the ended ones, in order."""
         rate = self._model.rate(self.shares())
         step = min(self.left_us.values()) / rate
         self.now_us += step
@@ -85,13 +85,13 @@ class RunningLaunches:
 def simulate(
     dag: Dag, order: Sequence[tuple[int, int, Sequence[int]]], model: ContentionModel, event_us: float
 ) -> float:
-    """How long a schedule takes under a model: each stream runs its launches in order, each when its waits have ended.
+    """The time of a schedule under a model: each stream runs its launches in order, each after its waits.
 
     Args:
         dag: times and shares.
-        order: (launch, stream, positions waited for), in the order of launching.
-        model: how launches slow one another.
-        event_us: what a wait for another stream costs.
+        order: (launch, stream, positions waited for), in launch order.
+        model: how launches slow each other.
+        event_us: cost of a wait for another stream.
     """
     queues: dict[int, list[int]] = {}
     for at, (_, stream, _) in enumerate(order):
@@ -108,7 +108,7 @@ def simulate(
             if all(before in ended for before in waits):
                 queue.pop(0)
                 busy.add(stream)
-                late = any(ended[before] == running.now_us for before in waits)  # others were heard of long ago
+                late = any(ended[before] == running.now_us for before in waits)  # the other waits ended earlier
                 running.begin(launch, event_us if late else 0.0)
         for launch in running.advance():
             ended[position[launch]] = running.now_us
@@ -117,21 +117,21 @@ def simulate(
 
 
 CAPACITIES = tuple(1 + step / 8 for step in range(-4, 17))
-"""Capacities tried when one is fitted: from half a device to three."""
+"""Capacities that `fit_capacity` tries: from half a device to three."""
 
 
 def fit_capacity(
     dag: Dag, measured: Sequence[tuple[Sequence[tuple[int, int, Sequence[int]]], float]], event_us: float
 ) -> float:
-    """The capacity under which schedules take what the device's clock said, as nearly as the model can.
+    """The capacity with which the model reproduces measured schedules best.
 
     Args:
         dag: times and shares.
         measured: schedules, as `simulate` takes them, and their times, microseconds.
-        event_us: what a wait for another stream costs.
+        event_us: cost of a wait for another stream.
 
     Returns:
-        The capacity of the least relative error; of equals the one nearest to 1, which is the book's.
+        The capacity with the least relative error; of equals the one nearest to 1.
     """
 
     def off(capacity: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Dag: which launch needs which, with their times; the critical path and the bounds that follow from it."""
+"""The dependencies of launches, with their times; the critical path and its bounds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from convoy.schedule.memory import LaunchValues
 
 @dataclass(frozen=True, slots=True)
 class Dag:
-    """Launches by index, in an order in which each comes after those that it needs.
+    """Launches by index, in an order in which each follows those that it needs.
 
     Attributes:
         times_us: time of each launch.
         needs: for each launch, the launches whose results it reads, ascending.
-        shares: part of the device that each launch takes while it runs, 0..1; empty where that is not known.
-        lanes: launches that must run on one stream, by index: on one that others may use too, or on one beyond those, of their
-            own kind, such as a network's.
+        shares: share of the device that each launch takes, 0..1; empty if unknown.
+        lanes: launches that must run on one stream, by index: on a shared stream, or on a reserved one beyond those, such as
+            a network's.
     """
 
     times_us: tuple[float, ...]
@@ -26,7 +26,7 @@ class Dag:
     lanes: Mapping[int, int] = field(default_factory=dict[int, int])
 
     def share(self, launch: int) -> float:
-        """Part of the device that a launch takes; all of it where that is not known."""
+        """Share of the device that a launch takes; 1 if unknown."""
         return self.shares[launch] if self.shares else 1.0
 
     @property
@@ -43,7 +43,7 @@ class Dag:
         return found
 
     def distances_us(self) -> list[float]:
-        """For each launch, the longest way from its start to the end of everything that waits for it."""
+        """For each launch, the longest path from its start to the end of everything that depends on it."""
         found = list(self.times_us)
         for index in reversed(range(len(found))):
             for before in self.needs[index]:
@@ -51,7 +51,7 @@ class Dag:
         return found
 
     def critical_path(self) -> list[int]:
-        """The launches on the longest way, first to last; the earliest of equals."""
+        """The launches on the longest path, first to last; the earliest of equals."""
         distances = self.distances_us()
         followers = self.followers()
         at = max((i for i, needs in enumerate(self.needs) if not needs), key=lambda i: distances[i], default=-1)
@@ -63,7 +63,7 @@ class Dag:
 
     @property
     def device_us(self) -> float:
-        """Time in which a device that is full all the while does all the work: no schedule can be shorter, if shares add up."""
+        """Time of all the work on a fully used device: no schedule can be shorter, if shares add up."""
         return sum(time * self.share(launch) for launch, time in enumerate(self.times_us))
 
     @property
@@ -73,7 +73,7 @@ class Dag:
 
     @property
     def critical_us(self) -> float:
-        """Time of the critical path: no schedule can be shorter, however many streams there are."""
+        """Time of the critical path: no schedule can be shorter, with any number of streams."""
         return max(self.distances_us(), default=0.0)
 
 
@@ -81,9 +81,9 @@ def dag_of(launches: Sequence[LaunchValues], times_us: Sequence[float], shares: 
     """The dependencies of launches that read and make named values; a value is made before it is read.
 
     Args:
-        launches: in an order that works on one stream.
+        launches: in an order that is valid on one stream.
         times_us: their times.
-        shares: parts of the device that they take, where known.
+        shares: shares of the device that they take, if known.
     """
     made: dict[str, int] = {}
     needs: list[tuple[int, ...]] = []

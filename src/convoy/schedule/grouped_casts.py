@@ -1,4 +1,4 @@
-"""What a plan's steps do together, for whoever cuts a graph as it was cut when the plan was made."""
+"""The groups of casts in a plan's steps, from which a graph is cut in the same way again."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from convoy.plan.plan import Step
 
 
 def cast_groups(steps: Sequence[Step]) -> list[tuple[str, ...]]:
-    """By step of the pattern `casts`, the names of the values that it makes."""
+    """For each step of the pattern `casts`, the names of the values that it makes."""
     return [tuple(name.partition("@")[0] for name in step.results) for step in steps if step.pattern == "casts"]

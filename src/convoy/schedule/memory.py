@@ -1,4 +1,4 @@
-"""Lifetimes of values, and places for them in one arena: values that live at different times share memory."""
+"""Lifetimes of values, and their places in one arena: values with disjoint lifetimes share memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 ALIGNMENT: Final = 256
-"""Bytes: what CUDA's allocator gives, and more than any vector load asks for."""
+"""Bytes: the alignment of CUDA's allocator, and more than any vector load needs."""
 
 
 class LaunchValues(Protocol):
-    """What lifetimes need to know of a step."""
+    """The values of a step, for lifetimes."""
 
     @property
     def args(self) -> tuple[str, ...]:
@@ -26,14 +26,14 @@ class LaunchValues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Offsets in bytes of values in one buffer of `size_bytes`."""
+    """Byte offsets of values in one buffer of `size_bytes`."""
 
     offsets: dict[str, int]
     size_bytes: int
 
 
 def lifetimes(steps: Sequence[LaunchValues], keep: Collection[str] = ()) -> dict[str, tuple[int, int]]:
-    """For each value made, the first and the last step during which it must be there.
+    """For each value made, the first and the last step during which it must exist.
 
     Args:
         steps: launches in order; values are named `NAME` or `NAME@LAYOUT`.
@@ -50,7 +50,7 @@ def lifetimes(steps: Sequence[LaunchValues], keep: Collection[str] = ()) -> dict
 
 
 def plan_memory(steps: Sequence[LaunchValues], sizes: Mapping[str, int], *, keep: Collection[str] = ()) -> Arena:
-    """Give every value made a place, largest first, each in the smallest gap that is free for its whole life.
+    """Place every value, largest first, each in the smallest gap that is free during its whole life.
 
     Args:
         steps: launches in order.
@@ -70,7 +70,7 @@ def plan_memory(steps: Sequence[LaunchValues], sizes: Mapping[str, int], *, keep
 
 
 def check(arena: Arena, lives: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]) -> str:
-    """What is wrong with an arena, as a sentence; empty where nothing is."""
+    """What is wrong with an arena, as a sentence; empty if nothing is."""
     names = sorted(arena.offsets, key=lambda name: arena.offsets[name])
     for index, name in enumerate(names):
         start, stop = arena.offsets[name], arena.offsets[name] + sizes[name.partition("@")[0]]
@@ -88,10 +88,10 @@ def _aligned(size: int) -> int:
 
 
 def _smallest_gap(busy: Sequence[tuple[int, int]], size: int) -> int:
-    best, best_room, cursor = -1, -1, 0
+    best, best_size, cursor = -1, -1, 0
     for start, stop in busy:
-        room = start - cursor
-        if room >= size and (best < 0 or room < best_room):
-            best, best_room = cursor, room
+        gap = start - cursor
+        if gap >= size and (best < 0 or gap < best_size):
+            best, best_size = cursor, gap
         cursor = max(cursor, stop)
     return best if best >= 0 else cursor

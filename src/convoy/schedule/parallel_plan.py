@@ -1,4 +1,4 @@
-"""Steps spread over streams."""
+"""A plan's steps on several streams."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def parallel_steps(
     home: Collection[int] = (),
     tries: int = MAX_ORDERS,
 ) -> tuple[Step, ...]:
-    """The same steps in the order in which to launch them on several streams, with `stream` and `waits` set.
+    """The same steps in launch order on several streams, with `stream` and `waits` set.
 
     Args:
-        steps: in an order that works on one stream.
+        steps: in an order that is valid on one stream.
         streams: most streams to use; with 1 the steps stay as they are.
-        shares: part of the device that each step takes, where known.
-        model: how steps slow one another; None: not at all.
-        collectives: what sends results to other processes, on a stream of its own. They have no place in a plan, whose program
-            begins each as soon as all that it sends is there; but what they wait for is on the longest way, and goes first.
-        home: steps, by index, that stay on stream 0, whose memory then serves them one after another.
+        shares: share of the device that each step takes, if known.
+        model: how steps slow each other; None: not at all.
+        collectives: launches that send results to other processes, on a stream of their own. They are no steps of the plan:
+            the program starts each as soon as its arguments exist. Their dependencies count for the critical path.
+        home: steps, by index, that stay on stream 0, so that they share its memory.
         tries: orders to try (`assign_streams`).
     """
     if streams <= 1:
@@ -52,7 +52,7 @@ def parallel_steps(
 
 
 def _draws_in_order(steps: Sequence[Step], dag: Dag) -> Dag:
-    """Let each step that draws random numbers wait for the one before it: a seed gives the same numbers on any streams."""
+    """Let each step that draws random numbers wait for the one before it: a seed then gives the same numbers on any streams."""
     draws = [index for index, step in enumerate(steps) if step.pattern == "draw"]
     needs = list(dag.needs)
     for before, after in pairwise(draws):
@@ -63,11 +63,11 @@ def _draws_in_order(steps: Sequence[Step], dag: Dag) -> Dag:
 def fit_contention(
     steps: Sequence[Step], shares: Sequence[float], measured: Sequence[tuple[Sequence[Step], float]]
 ) -> CapacityModel:
-    """How steps slow one another, fitted to what whole schedules of them took on the device.
+    """The contention model fitted to measured times of whole schedules.
 
     Args:
         steps: in the order of the shares.
-        shares: part of the device that each takes.
+        shares: share of the device that each takes.
         measured: schedules of the same steps, and their times, microseconds.
     """
     index = {step.results: at for at, step in enumerate(steps)}
@@ -78,23 +78,23 @@ def fit_contention(
 
 
 def critical_us(steps: Sequence[Step]) -> float:
-    """Time of the longest chain of steps that need one another: no number of streams can do better."""
+    """Time of the longest chain of dependent steps: no number of streams can be faster."""
     return dag_of(steps, [step.median_us for step in steps]).critical_us
 
 
 def device_us(steps: Sequence[Step], shares: Sequence[float]) -> float:
-    """Time of the same work on a device that is full all the while."""
+    """Time of the same work on a fully used device."""
     return dag_of(steps, [step.median_us for step in steps], shares).device_us
 
 
 def exposed_us(steps: Sequence[Step], collectives: Sequence[Collective]) -> float:
-    """How long the last collective goes on after the last step, as if nothing slowed anything; 0 without any.
+    """How long the last collective runs after the last step, without contention; 0 without collectives.
 
-    Each begins when all that it sends is there and the one before it has ended.
+    Each begins when its arguments exist and the previous one has ended.
 
     Args:
         steps: a schedule.
-        collectives: in the order in which they are sent.
+        collectives: in sending order.
     """
     free: dict[int, float] = {}
     ended: list[float] = []

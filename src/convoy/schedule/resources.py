@@ -1,4 +1,4 @@
-"""What a launch takes of a GPU while it runs: blocks, threads, registers and shared memory, as a share of what there is."""
+"""The GPU resources that a launch takes: blocks, threads, registers and shared memory, as a share of the device."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 REGISTER_UNIT = 256
-"""Registers are given to a warp in units of this many (CUDA occupancy calculator, compute capability 7.0 on)."""
+"""Registers are allocated to a warp in units of this many (CUDA occupancy calculator, compute capability 7.0 and later)."""
 
 WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceResources:
-    """What a GPU has.
+    """A GPU's resources.
 
     Attributes:
         sms: streaming multiprocessors.
-        threads: of one of them, as the following.
-        registers: 32-bit.
+        threads: per multiprocessor, as all following fields.
+        registers: 32-bit registers.
         shared_bytes: shared memory.
-        blocks: most that are resident.
+        blocks: most resident blocks.
     """
 
     sms: int
@@ -35,11 +35,11 @@ class KernelResources:
     """One kernel of a launch.
 
     Attributes:
-        blocks: of its grid.
-        threads: of a block.
-        registers: of a thread.
-        shared_bytes: of a block, static and dynamic.
-        time_us: alone.
+        blocks: blocks of its grid.
+        threads: threads of a block.
+        registers: registers of a thread.
+        shared_bytes: shared memory of a block, static and dynamic.
+        time_us: its time alone.
     """
 
     blocks: int
@@ -49,7 +49,7 @@ class KernelResources:
     time_us: float = 0.0
 
     def resident(self, device: DeviceResources) -> int:
-        """Blocks that one multiprocessor holds at a time; at least 1, for the kernel runs."""
+        """Blocks that one multiprocessor holds at a time; at least 1, because the kernel runs."""
         warps = -(-self.threads // WARP)
         grains = -(-self.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
         limits = [device.blocks, device.threads // (warps * WARP)]
@@ -60,12 +60,12 @@ class KernelResources:
         return max(1, min(limits))
 
     def share(self, device: DeviceResources) -> float:
-        """Part of the device that its blocks fill, at most 1: what is left is room for another kernel's blocks."""
+        """Share of the device that its blocks fill, at most 1; the rest is free for other kernels."""
         return min(1.0, self.blocks / (self.resident(device) * device.sms))
 
 
 def share_of(kernels: Sequence[KernelResources], device: DeviceResources) -> float:
-    """The share of a launch of several kernels: their mean, weighed by time; 0 where there are none."""
+    """The share of a launch of several kernels: their mean, weighted by time; 0 without kernels."""
     total = sum(kernel.time_us for kernel in kernels)
     if not total:
         return max((kernel.share(device) for kernel in kernels), default=0.0)

@@ -1,4 +1,4 @@
-"""A selection as steps, one after another: in launch order, each copy right before its first use."""
+"""A selection as steps on one stream: in launch order, each copy right before its first use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from convoy.selection import Candidate, Conversion, Selection, SelectionProblem
 def serial_steps(problem: SelectionProblem, selection: Selection) -> tuple[Step, ...]:
     """The steps of a selection on one stream.
 
-    A value is called `NAME` as it was made (for an input of the graph: as the caller gives it), a copy in another memory
-    format `NAME@LAYOUT`.
+    A value is named `NAME` in the memory format in which it was made (for a graph input: as the caller gives it), and
+    `NAME@LAYOUT` for a copy in another one.
     """
     native = {value: problem.border_layout(value) for value in problem.inputs}
     pending = {(c.value, c.layout): c for c in selection.conversions}

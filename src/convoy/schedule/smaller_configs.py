@@ -1,4 +1,4 @@
-"""Side work in a form that takes less of the device: a slower config of fewer blocks may be the better neighbour."""
+"""Steps off the critical path in configs that take less of the device: a slower config with fewer blocks may be better there."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from convoy.schedule.dag import dag_of
 from convoy.selection import Candidate, SelectionProblem
 
 MAX_SLOWDOWN: Final = 1.5
-"""Times the chosen config's time that another may take to be looked at: more is seldom hidden beside a critical path."""
+"""Times the chosen config's time that another config may take: a slower one is seldom hidden beside the critical path."""
 
 MAX_WORK_RATIO: Final = 0.85
-"""Part of the chosen config's work (time on the clock by share of the device) that another must stay under to take its place."""
+"""Share of the chosen config's work (time times share of the device) that another config must stay under to replace it."""
 
 
 def alternative_steps(steps: Sequence[Step], problem: SelectionProblem, count: int = 2) -> list[tuple[Step, ...]]:
-    """The same steps with each region in its next best config, then in the one after that; a step without one stays.
+    """The same steps with each region in its second-best config, then in its third-best; a step without one stays.
 
     Args:
         steps: in the order of a plan.
-        problem: what was on offer.
+        problem: the selection problem with all candidates.
         count: most such variants.
     """
     offered: dict[tuple[str, str, str], list[Candidate]] = {}
@@ -55,11 +55,11 @@ def _another(step: Step, offered: Mapping[tuple[str, str, str], Sequence[Candida
 def use_smaller_configs(
     steps: Sequence[Step], shares: Sequence[float], variants: Sequence[tuple[Sequence[Step], Sequence[float]]]
 ) -> tuple[tuple[Step, ...], tuple[float, ...]]:
-    """Steps off the critical path in the form that takes the least of the device, and their shares.
+    """Steps with those off the critical path in the config that takes the least of the device, and their shares.
 
     Args:
         steps: as chosen.
-        shares: part of the device that each takes.
+        shares: share of the device that each takes.
         variants: the same steps in other configs, with their shares.
     """
     critical = set(dag_of(steps, [step.median_us for step in steps]).critical_path())

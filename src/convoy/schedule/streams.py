@@ -1,13 +1,12 @@
-"""Spread launches over streams: list scheduling by distance to the sink, with events only where an edge crosses streams.
+"""Assigns launches to streams: list scheduling by distance to the sink, with events only where an edge crosses streams.
 
-The rule is Graham's list scheduling with the priority of critical-path methods (Coffman and Graham, 1972): of the launches that
-are ready, the one with the longest way still before it goes first, to the stream on which it can start the earliest. The
-critical path therefore never waits for work that is not on it. Where that is not the shortest order, some of a few others, with
-the priorities a little changed, mostly is.
+The rule is Graham's list scheduling with critical-path priorities (Coffman and Graham, 1972): of the ready launches, the one
+with the longest remaining path goes first, to the stream on which it can start earliest. So the critical path never waits for
+other work. If that is not the shortest order, one of a few orders with slightly changed priorities mostly is.
 
-Without a model of contention launches do not slow one another; with one, launches that are not on the longest way are admitted
-only while the device has room (`schedule.admission`). Either way the model only proposes: several schedules are made, and the
-device's clock decides between them.
+Without a contention model, launches do not slow each other; with one, launches off the critical path are admitted only while
+the device has free resources (`schedule.admission`). Either way the model only proposes: several schedules are made, and
+measurements on the device decide.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from convoy.schedule.contention import ContentionModel
 from convoy.schedule.dag import Dag
 
 EVENT_US: Final = 0.8
-"""What an edge between two streams of a captured graph costs the launch that waits: a guess of the right size, which only
-orders candidates; schedules are compared by the clock."""
+"""Cost of an edge between two streams of a captured graph for the waiting launch: a rough value, which only orders
+candidates; schedules are compared by measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledLaunch:
-    """Where a launch goes.
+    """A launch with its place in the schedule.
 
     Attributes:
         launch: its index in the `Dag`.
         stream: index of its stream; the critical path's first launch is on 0.
-        waits: positions, in the order of launching, of those on other streams that it must wait for; what follows from
-            others, or from its own stream's order, is left out.
-        start_us: when it would start, by the model.
+        waits: positions, in launch order, of launches on other streams that it must wait for; waits that follow from others,
+            or from its own stream's order, are left out.
+        start_us: its start under the model.
     """
 
     launch: int
@@ -45,11 +44,11 @@ class ScheduledLaunch:
 
 
 MAX_ORDERS: Final = 32
-"""Orders tried. Of 60 random nets of six launches on two streams, the plain priorities alone find the optimum of 42, these of 56
-(tests); a training step of 400 launches takes a third of a second."""
+"""Orders tried. Of 60 random nets of six launches on two streams, the plain priorities alone find the optimum of 42, these of
+56 (tests); a training step of 400 launches takes a third of a second."""
 
 MAX_CONTENTION_WORK: Final = 4800
-"""Orders times launches that are tried under a model of contention: 8 orders of 600 launches, which take a second."""
+"""Orders times launches that are tried under a contention model: 8 orders of 600 launches, which take a second."""
 
 PRIORITY_CHANGES: Final = (0.2, 0.5, 0.9)
 """Largest relative changes of a launch's priority, in turn: small ones for long nets, large ones for short ones."""
@@ -58,13 +57,13 @@ PRIORITY_CHANGES: Final = (0.2, 0.5, 0.9)
 def assign_streams(
     dag: Dag, streams: int, tries: int = MAX_ORDERS, model: ContentionModel | None = None
 ) -> list[ScheduledLaunch]:
-    """Launches in the order in which to launch them, each with its stream and the events that it waits for.
+    """Launches in launch order, each with its stream and the events that it waits for.
 
     Args:
-        dag: what needs what; launches with a lane run on it, which may lie beyond the streams.
+        dag: the dependencies; launches with a lane run on it, which may lie beyond the streams.
         streams: most streams to use.
-        tries: orders to try, the one by plain distances first; the shortest is taken, of equals the first.
-        model: how launches slow one another; None: not at all.
+        tries: orders to try, first the one by plain distances; the shortest wins, of equals the first.
+        model: how launches slow each other; None: not at all.
     """
     distances = dag.distances_us()
     total = max([streams, *(lane + 1 for lane in dag.lanes.values())])
@@ -96,7 +95,7 @@ def _end(dag: Dag, begun: Starts) -> float:
 
 
 def _place(dag: Dag, streams: int, total: int, priorities: Sequence[float]) -> Starts:
-    """Start and stream of each launch: of those that are ready, the one of the highest priority first."""
+    """Start and stream of each launch: of the ready ones, the one with the highest priority first."""
     followers = dag.followers()
     missing = [len(needs) for needs in dag.needs]
     ready = {index for index, count in enumerate(missing) if not count}
@@ -120,7 +119,7 @@ def _place(dag: Dag, streams: int, total: int, priorities: Sequence[float]) -> S
 def _earliest(
     dag: Dag, launch: int, begun: Starts, free_us: Sequence[float], last: Sequence[int], allowed: Iterable[int]
 ) -> tuple[float, int]:
-    """Start and stream of a launch: the earliest, and of equals the one whose last launch it needs, then the lowest."""
+    """Start and stream of a launch: the earliest start; of equals the stream whose last launch it needs, then the lowest."""
     options: list[tuple[float, bool, int]] = []
     for stream in allowed:
         start = free_us[stream]
@@ -133,7 +132,7 @@ def _earliest(
 
 
 def _with_waits(dag: Dag, begun: Starts, holds: HeldBack, streams: int) -> list[ScheduledLaunch]:
-    """In the order of starting, with the fewest events: for what is read, and for what was held back until there was room."""
+    """Launches in order of start, with the fewest events: for dependencies, and for launches that were held back."""
     order = sorted(begun, key=lambda launch: (begun[launch][0], launch))
     position = {launch: at for at, launch in enumerate(order)}
     clocks: list[list[int]] = []
@@ -158,7 +157,7 @@ def finished_before(placed: Sequence[tuple[int, Sequence[int]]], streams: int) -
     """For each launch, by stream, the last position that has certainly finished when it starts; -1: none.
 
     Args:
-        placed: stream and waits of each launch, in the order of launching.
+        placed: stream and waits of each launch, in launch order.
         streams: number of streams.
     """
     newest = [[-1] * streams for _ in range(streams)]

@@ -1,4 +1,4 @@
-"""When each step of a plan runs, as planned or as measured; and that as a trace for Perfetto or chrome://tracing."""
+"""When each step of a plan runs, planned or measured, and as a trace for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Span:
     """One step on its stream.
 
     Attributes:
-        name: what it does.
+        name: what it computes.
         engine: the engine's id.
         stream: index of its stream.
-        start_us: when it begins, from the begin of the first.
-        duration_us: how long it takes.
+        start_us: its start, relative to the first step's.
+        duration_us: its time.
         critical: whether it is on the critical path.
     """
 
@@ -33,11 +33,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What no schedule of these steps can beat.
+    """Lower bounds on the time of any schedule of these steps.
 
     Attributes:
-        serial_us: one after another.
-        critical_us: the longest chain of steps that need one another, with as many streams as one likes.
+        serial_us: the steps one after another.
+        critical_us: the longest chain of dependent steps, with any number of streams.
     """
 
     serial_us: float
@@ -45,7 +45,7 @@ class Bounds:
 
 
 def planned(steps: Sequence[Step]) -> list[Span]:
-    """Each step as soon as its stream is free and what it waits for is done; steps do not slow one another here."""
+    """Each step as soon as its stream is free and its waits have ended, without contention."""
     ends: list[float] = []
     free: dict[int, float] = {}
     starts: list[float] = []
@@ -58,7 +58,7 @@ def planned(steps: Sequence[Step]) -> list[Span]:
 
 
 def spans(steps: Sequence[Step], starts_us: Sequence[float], durations_us: Sequence[float]) -> list[Span]:
-    """Steps with their times; the critical path is the longest chain under these very times."""
+    """Steps with their times; the critical path is the longest chain under these times."""
     critical = set(dag_of(steps, durations_us).critical_path())
     return [
         Span(title(step), step.config.engine, step.stream, start, duration, index in critical)

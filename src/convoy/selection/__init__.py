@@ -1,4 +1,4 @@
-"""The choice: cover the graph with candidates at least total time. No torch here."""
+"""The choice of candidates: cover the graph in the least total time. No torch here."""
 
 from __future__ import annotations
 

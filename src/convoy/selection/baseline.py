@@ -1,4 +1,4 @@
-"""What PyTorch does: every node by itself, in the memory format in which PyTorch would have it."""
+"""The baseline: every node by itself, in the memory format in which PyTorch would have it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
         time_limit_s: not used.
 
     Raises:
-        SelectionError: a node without a baseline candidate, or a net that does not fit the memory budget.
+        SelectionError: a node has no baseline candidate, or the net does not fit the memory budget.
     """
     del engine, time_limit_s
     pool = [c for c in problem.candidates if c.baseline and _as_torch(problem, c)]
@@ -42,14 +42,14 @@ def _as_torch(problem: SelectionProblem, candidate: Candidate) -> bool:
 
 
 def check_budget(problem: SelectionProblem, selection: Selection) -> None:
-    """Refuse a selection that wants more memory than the budget.
+    """Refuse a selection that needs more memory than the budget.
 
     Raises:
-        SelectionError: saying what it wants.
+        SelectionError: naming both.
     """
     budget = problem.memory_budget_bytes
     if budget is not None and selection.peak_bytes > budget:
         raise SelectionError(
-            f"{selection.solver} wants {selection.peak_bytes} bytes; the memory budget is {budget} bytes. "
-            "Solver 'exact' finds the least budget that would do."
+            f"{selection.solver} needs {selection.peak_bytes} bytes; the memory budget is {budget} bytes. "
+            "Solver 'exact' finds the least sufficient budget."
         )

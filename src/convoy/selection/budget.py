@@ -1,4 +1,4 @@
-"""The memory budget as rows of the integer program: what is in use at each place in time, linear in the choice."""
+"""The memory budget as rows of the integer program: the bytes in use at each place in time, linear in the choice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convoy.selection.order import LaunchOrder
 class MemoryUse:
     """Bytes in use while the regions of one place run.
 
-    They are `fixed_bytes` + `terms` (bytes by column), never above `most_bytes`.
+    They are `fixed_bytes` + `terms` (bytes by column), at most `most_bytes`.
     """
 
     fixed_bytes: int
@@ -24,18 +24,18 @@ class MemoryUse:
 
 @dataclass(slots=True)
 class _ValueUse:
-    """Over time, the readers of one value: what `memory_usage` needs to know of it.
+    """The readers of one value over time, as `memory_usage` needs them.
 
     Attributes:
         made_at: the places where it may be made, with the columns that make it there.
         read_at: the places where it may be read, in order; the place after the last is the net's return.
         reads: columns that read it, by (layout, place).
-        returned: the format in which the net returns it; empty where it does not.
-        given: whether it is an input of the graph: then it is there from beginning to end, and only copies count.
-        used: by (layout, index in read_at): column that is 1 where it is read in that layout there or later.
-        copied: likewise: column that is 1 where a copy in that layout was made there or earlier.
-        native: column that is 1 where the value as it was made is there, by (makers passed, index in read_at).
-        copies: column that is 1 where a copy is there, by (layout, index in read_at, whether that place has come).
+        returned: the format in which the net returns it; empty if it does not.
+        given: whether it is an input of the graph: it then exists all the time, and only copies count.
+        used: by (layout, index in read_at): column that is 1 if it is read in that layout there or later.
+        copied: likewise: column that is 1 if a copy in that layout was made there or earlier.
+        native: column that is 1 if the value exists in the layout in which it was made, by (makers passed, index in read_at).
+        copies: column that is 1 if a copy exists, by (layout, index in read_at, whether that place has come).
     """
 
     made_at: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -50,27 +50,27 @@ class _ValueUse:
 
 
 class MemoryModel:
-    """Writes memory use as linear expressions over the columns of a covering.
+    """Memory use as linear expressions over the columns of a covering program.
 
-    In time there is one place for each set of regions that exclude one another (`LaunchOrder.places`) and one for the net's
-    return. What is in use at a place is what `finalize.memory_profile` counts: the caller's inputs; every value made before
-    and needed there or later, once as it was made and once for each copy; the results and the workspace of the candidate
-    that runs there; the packed constants of all chosen candidates.
+    Time has one place for each set of regions that exclude each other (`LaunchOrder.places`) and one for the net's return.
+    The use at a place is what `finalize.memory_profile` counts: the caller's inputs; every value made before and needed there
+    or later, once as it was made and once for each copy; the results and the workspace of the candidate that runs there; the
+    packed constants of all chosen candidates.
 
     Columns, 0 or 1, made only where a place needs them, with the rows that force them up:
 
     - `used[v, l, k]`: v is read in format l at its k-th place or later;
     - `copied[v, l, k]`: v has been copied to l by its k-th place: 1 once it is both converted and read there, and no sooner;
     - native form there: `native >= used[v, l, k] - copied[v, l, k - 1]` for every l (there is no copy in the format it was
-      made in), and less 1 - made where some of the candidates that could make it come later;
+      made in), and less 1 - made if some of the candidates that could make it come later;
     - copy there: `copies >= used + copied - 1`.
 
-    Where proposals wait for one another in a circle, some covers are launched in another order than the places say, and the
-    expressions do not hold for them. A column for each pair of regions that would be (`contradiction`), 1 at most where both
-    are chosen, lets such covers through; whoever solves the program looks at their true peak.
+    If proposals depend on each other in a cycle, some covers are launched in another order than the places say, and the
+    expressions do not hold for them. A column for each such pair of regions (`contradiction`), 1 only if both are chosen,
+    lets these covers pass; the solver's caller checks their true peak.
 
     Args:
-        model: the covering; its program is added to.
+        model: the covering program, which is added to.
         order: the problem's launch order.
 
     Attributes:
@@ -91,21 +91,21 @@ class MemoryModel:
         self._inputs_bytes = sum(self._problem.value_bytes[v] for v in dict.fromkeys(self._problem.inputs))
 
     def least_bytes(self) -> int:
-        """What every choice needs at some place: the caller's inputs, and the most frugal way to do the hungriest node."""
-        frugal: dict[str, int] = {}
+        """Bytes that every choice needs at some place: the inputs, and the smallest way to compute the largest node."""
+        least: dict[str, int] = {}
         for column, candidate in enumerate(self._model.pool):
             wanted = self._running_bytes(column)
             for node in self._problem.regions[candidate.region].nodes:
-                frugal[node] = min(frugal.get(node, wanted), wanted)
-        return self._inputs_bytes + max(frugal.values(), default=0)
+                least[node] = min(least.get(node, wanted), wanted)
+        return self._inputs_bytes + max(least.values(), default=0)
 
-    def crowded(self, columns: Sequence[int], profile: Sequence[int], limit_bytes: float) -> list[int]:
-        """The places at which a choice has more than `limit_bytes` in use, the fullest first.
+    def over_limit(self, columns: Sequence[int], profile: Sequence[int], limit_bytes: float) -> list[int]:
+        """The places at which a choice uses more than `limit_bytes`, the fullest first.
 
         Args:
             columns: the choice, in launch order.
             profile: bytes in use during each launch and, last, when the net returns (`finalize.memory_profile`).
-            limit_bytes: what is too much.
+            limit_bytes: the limit.
         """
         places = [*(self._place[column] for column in columns), self._end]
         found = [(used, place) for place, used in zip(places, profile, strict=True) if used > limit_bytes]
@@ -123,7 +123,7 @@ class MemoryModel:
         return MemoryUse(self._inputs_bytes, terms, most)
 
     def _resident(self) -> Terms:
-        """The packed constants of the whole choice: one column, since every place counts them."""
+        """The packed constants of the whole choice: one column, because every place counts them."""
         sizes = [(i, float(c.resident_bytes)) for i, c in enumerate(self._model.pool) if c.resident_bytes]
         if not self._resident_terms and sizes:
             unit = max(size for _, size in sizes)
@@ -178,7 +178,7 @@ class MemoryModel:
         return made and bool(life.read_at) and life.read_at[-1] >= place
 
     def _forms(self, value: str, life: _ValueUse, place: int) -> list[int]:
-        """Columns that count the forms of a value, made before a place, that are there while it runs."""
+        """Columns that count the existing forms of a value, made before a place, while that place runs."""
         k = next(i for i, at in enumerate(life.read_at) if at >= place)
         layouts = self._model.layouts(value)
         found: list[int] = []
@@ -192,7 +192,7 @@ class MemoryModel:
             return life.native[passed, k]
         column = life.native[passed, k] = self._program.binary()
         makers = [c for at in sorted(life.made_at)[:passed] for c in life.made_at[at]]
-        certain = passed == len(life.made_at)  # then whoever reads it proves that it was made
+        certain = passed == len(life.made_at)  # then every reader implies that it was made
         for layout in layouts:
             used = self._used(life, layout, k)
             terms: Terms = [(column, 1.0), *minus(used)]
@@ -220,7 +220,7 @@ class MemoryModel:
         return life.reads.get((layout, place), []), place == self._end and layout == life.returned
 
     def _used(self, life: _ValueUse, layout: str, k: int) -> list[int]:
-        """Column that is 1 where the value is read in a format at its k-th place or later (a list, for `plus`)."""
+        """Column that is 1 if the value is read in a format at its k-th place or later (a list, for `plus`)."""
         for index in range(len(life.read_at) - 1, k - 1, -1):
             if (layout, index) in life.used:
                 continue

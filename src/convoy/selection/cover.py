@@ -1,4 +1,4 @@
-"""Find a cover by trying candidates in order of preference, node by node: what `greedy`, `single` and `baseline` share."""
+"""Finds a cover by trying candidates in order of preference, node by node: shared by `greedy`, `single` and `baseline`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from convoy.errors import SelectionError
 from convoy.selection.problem import Candidate, SelectionProblem
 
 MAX_BACKTRACKS = 10_000
-"""Choices taken back before the search gives up. Nets whose nodes all have a candidate of their own need none."""
+"""Choices undone before the search gives up. Nets in which each node has a candidate of its own need none."""
 
 Preference = Callable[[Candidate], tuple[float, ...]]
-"""What a candidate is sorted by when a node may choose: the least goes first."""
+"""Sort key of the candidates of a node: the least is tried first."""
 
 
 def cover_in_order(problem: SelectionProblem, pool: Sequence[Candidate], preference: Preference) -> list[Candidate]:
-    """Walk the nodes in graph order and cover each that is still bare with the candidate that is liked best.
+    """Visit the nodes in graph order, and cover each uncovered one with its preferred candidate.
 
-    A candidate that overlaps what was chosen, or that no conversion can join to it, is passed over; where none is left the
-    choice before is taken back.
+    A candidate that overlaps the choice, or that no conversion can join to it, is skipped; if none is left, the last choice
+    is undone.
 
     Args:
-        problem: what is to be solved.
+        problem: the selection problem.
         pool: the candidates to choose from.
-        preference: sort key; ties go by the order of `pool`.
+        preference: sort key; ties are resolved by the order of `pool`.
 
     Raises:
         SelectionError: the pool holds no cover, or none was found.
@@ -52,13 +52,15 @@ def cover_in_order(problem: SelectionProblem, pool: Sequence[Candidate], prefere
             continue
         back += 1
         if not trail or back > MAX_BACKTRACKS:
-            raise SelectionError(f"no cover found: node {problem.nodes[index]!r} cannot be joined to what is chosen")
+            raise SelectionError(
+                f"no cover found: node {problem.nodes[index]!r} cannot be joined to the chosen regions"
+            )
         last, untried, index = trail.pop()
         state.remove(last)
 
 
 class _PartialCover:
-    """Which nodes are covered, and in which formats values are made and read so far."""
+    """The covered nodes, and the formats in which values are made and read so far."""
 
     def __init__(self, problem: SelectionProblem) -> None:
         self._problem = problem
@@ -98,9 +100,9 @@ class _PartialCover:
 
 
 def node_times(problem: SelectionProblem, pool: Sequence[Candidate]) -> dict[str, float]:
-    """The time that a node takes by itself, microseconds: what a region that covers it has to beat.
+    """The time of a node by itself, microseconds, which a region that covers it has to beat.
 
-    Its fastest baseline candidate that covers nothing else; failing that, the least share of any candidate that covers it.
+    It is its fastest baseline candidate that covers nothing else, or else the least share of any candidate that covers it.
     """
     alone: dict[str, float] = {}
     for candidate in pool:
@@ -111,7 +113,7 @@ def node_times(problem: SelectionProblem, pool: Sequence[Candidate]) -> dict[str
 
 
 def node_shares(problem: SelectionProblem, pool: Sequence[Candidate]) -> dict[str, float]:
-    """For each node the least of (time / nodes covered) over the candidates that cover it, microseconds.
+    """For each node the least (time / nodes covered) of the candidates that cover it, microseconds.
 
     The sum over all nodes is a lower bound on the time of every cover: each chosen region costs at least the shares of its
     nodes (a feasible solution of the dual of the covering program).

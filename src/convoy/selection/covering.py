@@ -13,10 +13,10 @@ ValueLayout = tuple[str, str]
 
 @dataclass(slots=True)
 class CoverProgram:
-    """The program and what its columns mean.
+    """The program and the meaning of its columns.
 
     Attributes:
-        problem: what is to be solved.
+        problem: the selection problem.
         pool: the candidates; candidate i is column i.
         program: the linear program.
         makers: columns of the candidates that make a value in a memory format.
@@ -32,7 +32,7 @@ class CoverProgram:
     conversions: dict[tuple[str, str, str], int] = field(default_factory=dict[tuple[str, str, str], int])
 
     def layouts(self, value: str) -> tuple[str, ...]:
-        """Memory formats of a value; one, `any`, where it is not 4-D."""
+        """Memory formats of a value; only `any` if it is not 4-D."""
         return self.problem.value_layouts.get(value) or (self.problem.border_layout(value),)
 
     def converted(self, value: str, layout: str) -> list[int]:
@@ -45,16 +45,16 @@ def formulate(problem: SelectionProblem, pool: Sequence[Candidate]) -> CoverProg
     """Write the selection problem as an integer program, without its memory budget.
 
     Columns, all 0 or 1: `x[i]`, candidate i is chosen, at its time; `c[v, s, l]`, value v is converted from format s to
-    format l, at the time of the copy. Rows, where `made[v, l]` is the sum of the candidates that make v in l
-    (1 for an input in its border format):
+    format l, at the time of the copy. Rows, with `made[v, l]` the sum of the candidates that make v in l (1 for an input in
+    its border format):
 
     - each node: its candidates sum to 1;
-    - each conversion: `c[v, s, l] <= made[v, s]`: only what was made can be converted, and it was made in one format;
-    - each value v, format l and set of readers in l of which one at most can be chosen:
-      `readers <= made[v, l] + sum over s of c[v, s, l]`. An output is read in its border format in any case.
+    - each conversion: `c[v, s, l] <= made[v, s]`: a value is converted only from the one format in which it was made;
+    - each value v, format l and set of readers in l of which at most one can be chosen: `readers <= made[v, l] + sum over s
+      of c[v, s, l]`. An output is always read in its border format.
 
-    The last rule also keeps a region from being chosen while somebody else reads a value that it hides: neither `made` nor
-    a conversion can then be 1.
+    The last rule also keeps a region from being chosen while another region reads a value that it hides: neither `made` nor a
+    conversion can then be 1.
     """
     model = CoverProgram(problem, pool)
     covering: dict[str, list[int]] = {node: [] for node in problem.nodes}
@@ -76,7 +76,7 @@ def formulate(problem: SelectionProblem, pool: Sequence[Candidate]) -> CoverProg
 
 
 def _supply(model: CoverProgram, value: str) -> None:
-    """Columns and rows that see to it that a value is there in every format in which it is read."""
+    """Columns and rows that provide a value in every format in which it is read."""
     given = model.problem.border_layout(value) if value in model.problem.inputs else ""
     wanted = model.problem.border_layout(value) if value in model.problem.outputs else ""
     demanded = [x for x in model.layouts(value) if model.readers.get((value, x)) or x == wanted]
@@ -99,7 +99,7 @@ def _supply(model: CoverProgram, value: str) -> None:
 
 
 def _exclusive_groups(model: CoverProgram, columns: Sequence[int]) -> list[list[int]]:
-    """Split candidates into sets whose regions all have a node in common: few rows, and tight ones."""
+    """Split candidates into sets whose regions all share a node: few rows, and tight ones."""
     groups: list[tuple[set[str], list[int]]] = []
     for column in columns:
         nodes = set(model.problem.regions[model.pool[column].region].nodes)

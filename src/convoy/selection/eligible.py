@@ -1,4 +1,4 @@
-"""Which candidates a solver needs to look at: those that can be chosen, that beat the baseline, that none outdoes."""
+"""The candidates that a solver needs: those that fit the memory formats, beat the baseline, and are not dominated."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ def layout_compatible(problem: SelectionProblem) -> list[Candidate]:
 
 
 def undominated(problem: SelectionProblem, *, budgeted: bool | None = None) -> list[Candidate]:
-    """What `exact` and `greedy` choose from, in the problem's order.
+    """The candidates of `exact` and `greedy`, in the problem's order.
 
-    Three rules, each safe for an optimum over what the rule before it left:
+    Three rules apply; each keeps an optimum of the candidates that the previous one left:
 
-    1. A candidate whose memory format one of its values may not have is out.
-    2. The baseline stays unless it is clearly beaten. Where a region has a baseline candidate in the same memory format, a
-       challenger is out unless `median_us + spread_us < baseline.median_us`: a difference within the spread is noise, and
-       leaving a layer as it was costs nothing. Other memory formats are no comparison, since a slower kernel may save
-       conversions elsewhere; and under a memory budget a slower challenger that wants less workspace or less packed memory
-       stays, since it may be what fits.
-    3. Of two candidates of one region in one memory format, the one that is no faster (and, under a memory budget, wants
-       no less workspace and no less packed memory) is out; of equals the first stays.
+    1. A candidate whose memory format one of its values may not have is removed.
+    2. The baseline stays unless it is clearly beaten. If a region has a baseline candidate in the same memory format, a
+    challenger is removed unless `median_us + spread_us < baseline.median_us`: a difference within the spread is noise, and
+    keeping a layer as it was costs nothing. Other memory formats are not compared, because a slower kernel may save
+    conversions elsewhere. Under a memory budget a slower challenger with less workspace or less packed memory stays, because
+    it may be the one that fits.
+    3. Of two candidates of one region in one memory format, the one that is not faster (and, under a memory budget, needs no
+    less workspace and no less packed memory) is removed; of equals the first stays.
 
     Args:
         problem: a valid problem.
@@ -54,20 +54,20 @@ def _challengers(group: list[Candidate], budgeted: bool) -> list[Candidate]:
     best = min(baselines, key=lambda c: c.median_us)
 
     def stays(c: Candidate) -> bool:
-        frugal = c.workspace_bytes < best.workspace_bytes or c.resident_bytes < best.resident_bytes
-        return c.baseline or c.median_us + c.spread_us < best.median_us or (budgeted and frugal)
+        smaller = c.workspace_bytes < best.workspace_bytes or c.resident_bytes < best.resident_bytes
+        return c.baseline or c.median_us + c.spread_us < best.median_us or (budgeted and smaller)
 
     return [c for c in group if stays(c)]
 
 
 def _front(group: list[Candidate], budgeted: bool) -> list[Candidate]:
-    """The candidates that no other outdoes, by time alone or by time and memory."""
+    """The Pareto front: by time, or by time and memory."""
 
     def wants(c: Candidate) -> tuple[float, ...]:
         return (c.median_us, c.workspace_bytes, c.resident_bytes) if budgeted else (c.median_us,)
 
     front: list[Candidate] = []
-    for candidate in sorted(group, key=wants):  # sorted is stable, and whoever outdoes a candidate is sorted before it
+    for candidate in sorted(group, key=wants):  # sorted is stable, and a dominating candidate is sorted first
         if not any(all(a <= b for a, b in zip(wants(f), wants(candidate), strict=True)) for f in front):
             front.append(candidate)
     return front

@@ -18,36 +18,35 @@ from convoy.selection.order import LaunchOrder
 from convoy.selection.problem import Selection, SelectionProblem
 
 _BOUND_TOLERANCE = 1e-6
-"""HiGHS's own tolerances: a bound this near to the total, relatively, is the total."""
+"""HiGHS's own tolerance: a bound this close to the total, relatively, equals it."""
 
 _ROWS_PER_ROUND = 8
-"""Places that get a row for their memory at a time, the fullest first. Each brings columns for every value alive there, and most
-never matter; with few, the program is solved more often. DenseNet-201 with five draws of times
-(`bench/tuning/selection.py`), under a budget: 70 s in all with one at a time, 49 s with four, 36 s with eight, 42 s with sixteen,
-61 s with all."""
+"""Places that get a memory row at a time, the fullest first. Each adds columns for every value alive there, and most never
+matter; with few, the program is solved more often. DenseNet-201 with five draws of times (`bench/selection.py`), under a
+budget: 70 s in all with one at a time, 49 s with four, 36 s with eight, 42 s with sixteen, 61 s with all."""
 
 
 def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = math.inf) -> Selection:
     """Choose the candidates of least total time, conversions included, that fit the memory budget.
 
     The program is described at `covering.formulate` and `budget.MemoryModel`; the candidates are those of
-    `eligible.undominated`. Layout selection with its conversion costs follows Anderson and Gregg (CGO 2018), here with
-    overlapping regions, conversions shared by all readers, and memory. Two things are left to rows that are added when a
-    solution breaks them: regions that wait for one another in a circle, and the memory in use at a place. (Where proposals
-    wait for one another, so that no launch order holds for all covers, a choice above the budget may be ruled out by itself.)
+    `eligible.undominated`. Layout selection with conversion costs follows Anderson and Gregg (CGO 2018), here with
+    overlapping regions, conversions shared by all readers, and memory. Two kinds of rows are added only when a solution
+    breaks them: regions that depend on each other in a cycle, and the memory in use at a place. (If proposals depend on each
+    other so that no launch order holds for all covers, a choice above the budget may be excluded by itself.)
 
     The same problem gives the same choice: HiGHS runs on one thread with a fixed seed, and equal candidates of one region
-    go by their order. A run that `time_limit_s` cut short gives its best choice, with `bound_us` below `total_us`.
+    keep their order. A run that `time_limit_s` stops returns its best choice, with `bound_us` below `total_us`.
 
     Args:
         problem: a valid problem.
         engine: not used.
-        time_limit_s: stop then, with the best found so far.
+        time_limit_s: stop then, with the best choice found so far.
 
     Raises:
         InputError: the package highspy is missing.
-        SelectionError: no choice satisfies the constraints (the message says the least budget that would do), or none was
-            found in time; or HiGHS's answer cannot be right (the message names its version).
+        SelectionError: no choice satisfies the constraints (the message names the least sufficient budget), or none was found
+            in time; or HiGHS's answer cannot be right (the message names its version).
     """
     del engine
     order = LaunchOrder(problem)
@@ -81,20 +80,20 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
         )
         if memory is None or budget is None or selection.peak_bytes <= budget:
             return _tight(selection)
-        crowded = _crowded(model, memory, answer.columns, selection, budget, held)
-        _keep_within(model, memory, crowded, budget)
-        if not crowded:
+        over_limit = _places_over_limit(model, memory, answer.columns, selection, budget, held)
+        _keep_within(model, memory, over_limit, budget)
+        if not over_limit:
             model.program.at_most(plus(answer.columns), len(answer.columns) - 1)
 
 
 def minimum_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf) -> Selection:
-    """Choose what needs the least memory, whatever its time: `peak_bytes` is the least budget that would do.
+    """Choose the candidates that need the least memory, at any time: `peak_bytes` is the least sufficient budget.
 
-    Where proposals wait for one another in a circle, covers that contradict `LaunchOrder.places` are left out.
+    If proposals depend on each other in a cycle, covers that contradict `LaunchOrder.places` are left out.
 
     Args:
-        problem: a valid problem; its own budget is not looked at, but slow candidates that want little memory are.
-        time_limit_s: stop then, with the best found so far.
+        problem: a valid problem; its own budget is ignored, but slow candidates with little memory are included.
+        time_limit_s: stop then, with the best choice found so far.
 
     Raises:
         InputError: the package highspy is missing.
@@ -127,16 +126,16 @@ def minimum_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf)
         selection = finalize_selection(problem, order, "exact", [model.pool[i] for i in answer.columns])
         best = selection if best is None or selection.peak_bytes < best.peak_bytes else best
         limit = answer.bound_us * scale * (1 + _BOUND_TOLERANCE)
-        crowded = _crowded(model, memory, answer.columns, selection, limit, held)
-        if not crowded:
+        over_limit = _places_over_limit(model, memory, answer.columns, selection, limit, held)
+        if not over_limit:
             return best
-        for place in crowded:
+        for place in over_limit:
             usage = memory.usage(place)
             scaled = [(column, size / scale) for column, size in usage.terms]
             model.program.at_most([*scaled, (peak, -1.0)], -usage.fixed_bytes / scale)
 
 
-def _crowded(
+def _places_over_limit(
     model: CoverProgram,
     memory: MemoryModel,
     columns: Sequence[int],
@@ -144,17 +143,17 @@ def _crowded(
     limit_bytes: float,
     held: set[int],
 ) -> list[int]:
-    """Places at which a selection has more than `limit_bytes` in use, some of those not in `held`, to which they are added."""
+    """Places at which a selection uses more than `limit_bytes`, some of those not in `held`, to which they are added."""
     column_of = {id(model.pool[i]): i for i in columns}
     profile = memory_profile(model.problem, selection.chosen, live_values(model.problem, selection.chosen))
-    places = memory.crowded([column_of[id(c)] for c in selection.chosen], profile, limit_bytes)
+    places = memory.over_limit([column_of[id(c)] for c in selection.chosen], profile, limit_bytes)
     found = [place for place in places if place not in held][:_ROWS_PER_ROUND]
     held.update(found)
     return found
 
 
 def _keep_within(model: CoverProgram, memory: MemoryModel, places: Sequence[int], budget_bytes: int) -> None:
-    """Rows that keep the memory in use at some places within a budget, but for choices that contradict `LaunchOrder.places`."""
+    """Rows that limit the memory in use at some places, except for choices that contradict `LaunchOrder.places`."""
     for place in places:
         usage = memory.usage(place)
         terms = usage.terms + plus(memory.contradictions, -float(usage.most_bytes))
@@ -170,11 +169,11 @@ class _Answer:
     bound_us: float
 
 
-_NO_COVER = "no choice of candidates covers the graph: a value would need a conversion that is not on offer"
+_NO_COVER = "no choice of candidates covers the graph: a value would need a conversion that does not exist"
 
 
 def _minimise(model: CoverProgram, deadline: float, start: Selection | None) -> _Answer | None:
-    """Solve the program as it stands; None where it has no solution."""
+    """Solve the program as it is; None if it has no solution."""
     begin = {id(c) for c in start.chosen} if start is not None else set[int]()
     known = {i: float(id(c) in begin) for i, c in enumerate(model.pool)} if begin <= {id(c) for c in model.pool} else {}
     optimum = highs.minimise(model.program, known if begin else {}, deadline)
@@ -184,7 +183,7 @@ def _minimise(model: CoverProgram, deadline: float, start: Selection | None) -> 
 
 
 def _contradicted(answer: _Answer | None, start: Selection) -> SelectionError | None:
-    """The error to raise where the solver rules out a choice that is there, or one as good."""
+    """The error to raise if the solver excludes a known choice."""
     if answer is None:
         return highs.invalid_answer("found no choice where there is one")
     if answer.bound_us > start.total_us + _BOUND_TOLERANCE * max(1.0, start.total_us):
@@ -195,7 +194,7 @@ def _contradicted(answer: _Answer | None, start: Selection) -> SelectionError | 
 
 
 def _start(problem: SelectionProblem) -> Selection | None:
-    """The greedy choice, for HiGHS to begin with: then there is an answer whenever time runs out. None where it fails."""
+    """The greedy choice as HiGHS's starting point, so that there is an answer when time runs out; None if it fails."""
     try:
         return greedy.solve(problem)
     except SelectionError:
@@ -203,7 +202,7 @@ def _start(problem: SelectionProblem) -> Selection | None:
 
 
 def _cut_cycle(model: CoverProgram, order: LaunchOrder, columns: Sequence[int]) -> bool:
-    """Forbid regions that wait for one another in a circle from being chosen together; False where there are none."""
+    """Forbid regions that depend on each other in a cycle from being chosen together; False if there are none."""
     cycle = set(order.cycle(sorted(model.pool[i].region for i in columns)))
     if cycle:
         terms: Terms = plus(i for i, c in enumerate(model.pool) if c.region in cycle)

@@ -1,4 +1,4 @@
-"""From chosen candidates to a Selection: launch order, the conversions they need, total time and peak of memory."""
+"""Turns chosen candidates into a Selection: launch order, conversions, total time and peak memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from convoy.selection.problem import Candidate, Conversion, Selection, Selection
 
 @dataclass(slots=True)
 class LiveValue:
-    """A value in one memory format: as it was made, or a converted copy.
+    """A value in one memory format, as it was made or as a converted copy, with its lifetime.
 
     Attributes:
         value: name of the value.
-        layout: its memory format; `any` where it is not 4-D.
-        source: memory format that it is copied from; empty where it is as it was made.
+        layout: its memory format; `any` if it is not 4-D.
+        source: memory format that it is copied from; empty if it is as it was made.
         first: index of the launch that makes it, or before which it is copied; -1 for an input of the graph.
-        last: index of the last launch for which it must be there; the number of launches where it is returned.
+        last: index of the last launch for which it must exist; the number of launches if it is returned.
     """
 
     value: str
@@ -33,26 +33,26 @@ class LiveValue:
 def finalize_selection(
     problem: SelectionProblem, order: LaunchOrder, solver: str, chosen: Sequence[Candidate], bound_us: float = 0.0
 ) -> Selection:
-    """Work out what a choice means.
+    """The order, conversions, time and memory of a choice.
 
     Args:
-        problem: what was to be solved.
+        problem: the selection problem.
         order: its launch order.
-        solver: who chose.
+        solver: the solver's name.
         chosen: one candidate for each region of a cover, in any order.
         bound_us: a proven lower bound on the time of any choice, microseconds.
 
     Raises:
-        SelectionError: the choice covers a node twice or not at all, hides a value that is read, cannot be ordered, or
-            needs a conversion that cannot be done.
+        SelectionError: the choice covers a node twice or not at all, hides a value that is read, cannot be ordered, or needs
+            an impossible conversion.
     """
     _cover_once(problem, chosen)
     by_region = {c.region: c for c in chosen}
     launched = [by_region[index] for index in order.sort(sorted(by_region))]
     if len(launched) < len(chosen):
-        raise SelectionError("the chosen regions wait for one another in a circle")
-    forms = live_values(problem, launched)
-    copied = sorted((f for f in forms if f.source), key=lambda f: f.first)
+        raise SelectionError("the chosen regions depend on each other in a cycle")
+    live = live_values(problem, launched)
+    copied = sorted((f for f in live if f.source), key=lambda f: f.first)
     conversions = [
         Conversion(f.value, f.source, f.layout, problem.convert_us[f.value, f.source, f.layout]) for f in copied
     ]
@@ -63,19 +63,18 @@ def finalize_selection(
         conversions=tuple(conversions),
         total_us=total,
         bound_us=min(bound_us, total),
-        peak_bytes=max(memory_profile(problem, launched, forms)),
+        peak_bytes=max(memory_profile(problem, launched, live)),
     )
 
 
 def live_values(problem: SelectionProblem, launched: Sequence[Candidate]) -> list[LiveValue]:
-    """Every value that a choice makes, and every copy that it needs, with the launches between which it must be there.
+    """Every value that a choice makes, and every copy that it needs, with their lifetimes.
 
-    A conversion belongs to the launch that it comes before, so what it copies from stays until that launch is over;
-    conversions of outputs come after the last launch. A conversion is made once, from the format in which the value was
-    made, however many read the copy.
+    A conversion belongs to the launch that follows it, so its source lives until that launch is over; conversions of outputs
+    follow the last launch. A conversion is made once for all readers, from the format in which the value was made.
 
     Raises:
-        SelectionError: a value that is read is hidden inside a region, or a conversion cannot be done.
+        SelectionError: a value that is read is hidden inside a region, or a conversion is impossible.
     """
     native: dict[str, LiveValue] = {
         v: LiveValue(v, problem.border_layout(v), "", -1, len(launched)) for v in dict.fromkeys(problem.inputs)
@@ -92,16 +91,16 @@ def live_values(problem: SelectionProblem, launched: Sequence[Candidate]) -> lis
     return [*native.values(), *copies.values()]
 
 
-def memory_profile(problem: SelectionProblem, launched: Sequence[Candidate], forms: Sequence[LiveValue]) -> list[int]:
+def memory_profile(problem: SelectionProblem, launched: Sequence[Candidate], live: Sequence[LiveValue]) -> list[int]:
     """Bytes in use during each launch and, last, when the net returns: live values, workspace, packed constants.
 
-    Inputs belong to the caller and are there from the beginning to the end.
+    Inputs belong to the caller and exist all the time.
     """
     steps = len(launched) + 1
     change = [0] * (steps + 1)
-    for form in forms:
-        change[max(form.first, 0)] += problem.value_bytes[form.value]
-        change[form.last + 1] -= problem.value_bytes[form.value]
+    for one in live:
+        change[max(one.first, 0)] += problem.value_bytes[one.value]
+        change[one.last + 1] -= problem.value_bytes[one.value]
     resident = sum(c.resident_bytes for c in launched)
     profile: list[int] = []
     live = 0

@@ -1,4 +1,4 @@
-"""Best per layer: every region its fastest candidate, whatever the neighbours want."""
+"""The best candidate per layer: every region its fastest, regardless of its neighbours."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from convoy.selection.problem import Candidate, Selection, SelectionProblem
 
 
 def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = math.inf) -> Selection:
-    """Choose layer by layer: the strategy of one implementation per layer, with fusion.
+    """Choose layer by layer: one implementation per layer, with fusion.
 
-    The nodes are walked in graph order. Each one that is still bare is given the region with the least time per time that
-    its nodes take by themselves in the baseline, and that region its fastest candidate. What converting between memory
-    formats costs is not looked at while choosing, but paid in `total_us`. Where the result does not fit the memory budget,
-    the launch at the peak takes its next best, until it fits.
+    The nodes are visited in graph order. Each uncovered node gets the region with the least time relative to its nodes' own
+    times in the baseline, and that region its fastest candidate. Conversions between memory formats are ignored while
+    choosing, but counted in `total_us`. If the result exceeds the memory budget, the launch at the peak takes its next best
+    candidate, until it fits.
 
     Args:
         problem: a valid problem.
@@ -39,7 +39,7 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
         budget = problem.memory_budget_bytes
         if budget is None or selection.peak_bytes <= budget:
             return selection
-        dropped = _hungriest(problem, selection)
+        dropped = _largest_at_peak(problem, selection)
         pool = [c for c in pool if c is not dropped]
 
 
@@ -54,8 +54,8 @@ def _cover(problem: SelectionProblem, pool: Sequence[Candidate], alone: dict[str
     return cover_in_order(problem, pool, lambda c: (ratios[c.region], c.region, c.median_us))
 
 
-def _hungriest(problem: SelectionProblem, selection: Selection) -> Candidate:
-    """Whose going would lower the peak most: the launch at the peak by its workspace, or the largest packed constants."""
+def _largest_at_peak(problem: SelectionProblem, selection: Selection) -> Candidate:
+    """The candidate whose removal lowers the peak most: the launch at the peak by workspace, or the largest constants."""
     profile = memory_profile(problem, selection.chosen, live_values(problem, selection.chosen))
     peak = profile.index(max(profile))
     workspace = selection.chosen[peak].workspace_bytes if peak < len(selection.chosen) else 0
@@ -65,6 +65,6 @@ def _hungriest(problem: SelectionProblem, selection: Selection) -> Candidate:
     if largest is not None and largest.resident_bytes:
         return largest
     raise SelectionError(
-        f"the best candidate of each layer wants {selection.peak_bytes} bytes, of which nothing more can be given up; "
-        f"the memory budget is {problem.memory_budget_bytes} bytes. Solver 'exact' finds the least budget that would do."
+        f"the best candidates need {selection.peak_bytes} bytes, and no smaller candidate is left; "
+        f"the memory budget is {problem.memory_budget_bytes} bytes. Solver 'exact' finds the least sufficient budget."
     )

@@ -1,4 +1,4 @@
-"""HiGHS, the solver of integer programs, and the checks that its answers have to pass."""
+"""HiGHS, the solver of integer programs, and the checks of its answers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _OPTIONS = {
     "mip_abs_gap": 0.0,
     "presolve": "off",
 }
-"""One thread and a fixed seed, to the optimum. HiGHS 1.16.0's presolve calls programs of ours infeasible that are not, and gives
-solutions of others that break their rows (1.14.0 has such a fault too, HiGHS issue 3090). Without it 1.16.0 gives the optimum of
-every net that can be solved by trying, and DenseNet-201, with and without a budget, takes as long by 1.15.1 as it did with it."""
+"""One thread and a fixed seed, to the optimum. HiGHS 1.16.0's presolve calls feasible programs infeasible, and returns
+solutions of others that break their rows (1.14.0 has such a fault too, HiGHS issue 3090). Without presolve, 1.16.0 finds
+the optimum of every net that can be solved by enumeration, and DenseNet-201, with and without a budget, takes as long with
+1.15.1 as with presolve."""
 
 _TOLERANCE = 1e-5
-"""By how much a row may be broken. HiGHS allows itself 1e-6 for a row and for a column that should be an integer; the largest
-coefficients of a program are about 1."""
+"""By how much a row may be broken. HiGHS allows itself 1e-6 for a row and for an integer column; the largest coefficients of
+a program are about 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """The value of every column, and the proven lower bound on the cost (below the cost where time ran out)."""
+    """The value of every column, and the proven lower bound on the cost (below the cost if time ran out)."""
 
     values: Sequence[float]
     bound: float
@@ -42,12 +43,12 @@ class OutOfTimeError(SelectionError):
 
 
 def minimise(program: LinearProgram, start: Mapping[int, float], deadline: float) -> Optimum | None:
-    """Solve a program; None where it has no solution.
+    """Solve a program; None if it has no solution.
 
     Args:
-        program: what to solve.
-        start: values of some columns to begin with; HiGHS completes them, or leaves them where it cannot.
-        deadline: stop then, by `time.monotonic`, with the best found so far.
+        program: the program.
+        start: values of some columns to begin with; HiGHS completes them, or ignores them if it cannot.
+        deadline: stop then, by `time.monotonic`, with the best solution found so far.
 
     Raises:
         InputError: the package highspy is missing.

@@ -1,4 +1,4 @@
-"""A linear program with integer columns, as plain lists: what `exact` builds before a solver sees it."""
+"""A linear program with integer columns, as plain lists, before it is passed to a solver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 Terms = list[tuple[int, float]]
-"""A linear expression: (column, coefficient); a column may stand in it more than once."""
+"""A linear expression: (column, coefficient); a column may occur more than once."""
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class LinearProgram:
     """Minimise cost · x subject to row bounds and column bounds.
 
     Attributes:
-        cost: of each column.
+        cost: cost of each column.
         upper: upper bound of each column; the lower bound is 0.
         integer: whether a column must be an integer.
         rows: (least, most, expression) of each row.
@@ -53,10 +53,10 @@ class LinearProgram:
         self._add(least, math.inf, terms)
 
     def broken(self, values: Sequence[float], tolerance: float) -> str:
-        """What a solution breaks by more than a tolerance, in words ("row 3: ..."), or nothing.
+        """The first row or bound that a solution breaks by more than a tolerance, in words ("row 3: ..."); empty if none.
 
         Args:
-            values: of every column.
+            values: the value of every column.
             tolerance: absolute, for rows, bounds and the distance of an integer column from an integer.
         """
         for column, (value, upper, integer) in enumerate(zip(values, self.upper, self.integer, strict=True)):

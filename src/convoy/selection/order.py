@@ -1,4 +1,4 @@
-"""The order in which regions are launched: topological, and otherwise that of the graph."""
+"""The launch order of regions: topological, and otherwise that of the graph."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from convoy.selection.problem import RegionNodes, SelectionProblem
 
 
 class LaunchOrder:
-    """Gives every region on offer a fixed place in time, and sorts the regions of a cover by it.
+    """Gives every region a fixed place in time, and sorts the regions of a cover by it.
 
-    The places are a topological order of all regions on offer (an edge from each that makes a value to each that reads it
-    and shares no node with it), in which the region whose last node is earliest in the graph goes first. So the places hold
-    for every cover, which is what makes memory over time linear in the choice. Where proposals wait for one another in a
-    circle no such order exists: the circle is broken at its first region, and covers that would contradict the places are
-    sorted by themselves.
+    The places are a topological order of all regions (an edge leads from each that makes a value to each that reads it and
+    shares no node with it), in which the region whose last node is earliest in the graph goes first. So the places hold for
+    every cover, which makes memory over time linear in the choice. If proposals depend on each other in a cycle, no such
+    order exists: the cycle is broken at its first region, and covers that contradict the places are sorted by themselves.
 
     Args:
-        problem: where the regions are.
+        problem: the problem with the regions.
 
     Attributes:
-        places: place of each region, by index, counted from 0. Regions that share a place have a node in common, so that
-            one of them at most is chosen.
+        places: place of each region, by index, from 0. Regions at one place share a node, so at most one of them is chosen.
         contradictions: pairs (maker, reader) of regions, by index, that could be chosen together but have places in the wrong
-            order: there are none, unless proposals wait for one another in a circle.
+            order; none, unless proposals depend on each other in a cycle.
     """
 
     def __init__(self, problem: SelectionProblem) -> None:
@@ -49,25 +47,25 @@ class LaunchOrder:
         ]
 
     def sort(self, chosen: Sequence[int]) -> list[int]:
-        """Sort regions of a cover so that each comes after those that make what it reads.
+        """Sort regions of a cover so that each follows those that make its arguments.
 
         Args:
             chosen: indices of regions, no two of which share a node.
 
         Returns:
-            The same indices in launch order; fewer where regions wait for one another in a circle (see `cycle`).
+            The same indices in launch order; fewer if regions depend on each other in a cycle (see `cycle`).
         """
         needs = _needs([self._regions[index] for index in chosen])
         return [chosen[position] for position in _sort(needs, [self.places[index] for index in chosen])]
 
     def cycle(self, chosen: Sequence[int]) -> list[int]:
-        """Some of the chosen regions that wait for one another in a circle; empty where there are none."""
+        """Some chosen regions that depend on each other in a cycle; empty if there are none."""
         ordered = set(self.sort(chosen))
         stuck = [index for index in chosen if index not in ordered]
         if not stuck:
             return []
         needs = _needs([self._regions[index] for index in stuck])
-        # Whatever could not be sorted needs another that could not: walking along the needs must come back somewhere.
+        # Every unsorted region needs another unsorted one, so following the needs must return to one of them.
         path = [0]
         while (following := min(needs[path[-1]])) not in path:
             path.append(following)
@@ -93,7 +91,7 @@ def _needs(regions: Sequence[RegionNodes], *, disjoint_only: bool = False) -> li
 
 
 def _sort(needs: list[set[int]], priorities: list[int], *, break_cycles: bool = False) -> list[int]:
-    """Kahn's algorithm with a heap; where it is stuck in a circle, it stops, or goes on with the first that is left."""
+    """Kahn's algorithm with a heap; in a cycle it stops, or continues with the first remaining region."""
     waiting = [len(need) for need in needs]
     readers: list[list[int]] = [[] for _ in needs]
     for position, need in enumerate(needs):

@@ -1,4 +1,4 @@
-"""The selection problem and its answer, as plain data: cover the graph with regions, one candidate each, at least time."""
+"""The selection problem and its answer as data: cover the graph with regions, one candidate each, in the least time."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from convoy.problem import ANY_LAYOUT, EngineConfig
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A config for one region with its measured cost.
+    """A config for one region with its cost.
 
     Attributes:
         region: index into `SelectionProblem.regions`.
         problem: the problem's key.
-        config: what runs.
-        layout: memory format of the region's 4-D arguments and results (`any` where it has none; a 4-D value that meets
-            `any` nevertheless has the first format of its `value_layouts`).
+        config: the config that runs.
+        layout: memory format of the region's 4-D arguments and results (`any` if it has none; a 4-D value beside `any` has
+            the first format of its `value_layouts`).
         median_us: measured (or predicted) time, microseconds.
         spread_us: its spread; a challenger must beat the baseline by more than this.
-        workspace_bytes: scratch while it runs, shared with everything that does not run at the same time.
-        resident_bytes: bytes that its packed constants hold beyond the originals, as long as the net lives.
-        baseline: whether this is what PyTorch does today.
-        predicted: whether the time comes from a model and not from the clock.
+        workspace_bytes: scratch memory while it runs, shared with everything that does not run at the same time.
+        resident_bytes: bytes of its packed constants beyond the originals, for the net's lifetime.
+        baseline: whether this is PyTorch's own implementation.
+        predicted: whether the time comes from a model instead of a measurement.
     """
 
     region: int
@@ -39,12 +39,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class RegionNodes:
-    """What selection needs to know of a region: which nodes it covers, what it reads and makes.
+    """The part of a region that selection uses: its nodes, arguments and results.
 
     Attributes:
         id: the region's id, `PATTERN(NODE+NODE)`.
         nodes: names of the nodes covered, in graph order.
-        args: names of the values read; constants are not among them.
+        args: names of the values read, without constants.
         results: names of the values made that are read outside the region or returned by the graph.
     """
 
@@ -55,13 +55,13 @@ class RegionNodes:
 
     @property
     def pattern(self) -> str:
-        """The rule that proposed the region: the part of `id` before the bracket."""
+        """The rule that proposed the region: the part of `id` before the parenthesis."""
         return self.id.partition("(")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutCopy:
-    """How a value is copied into another memory format: the problem's key and what runs."""
+    """How a value is copied into another memory format: the problem's key and the config."""
 
     problem: str
     config: EngineConfig
@@ -69,21 +69,21 @@ class LayoutCopy:
 
 @dataclass(frozen=True, slots=True)
 class SelectionProblem:
-    """Everything that a solver may look at.
+    """The input of a solver.
 
     Attributes:
         nodes: names of all nodes, in graph order: each must be covered exactly once.
         inputs: names of the graph's input values.
         outputs: names of the graph's output values.
-        regions: the regions on offer.
-        candidates: the candidates on offer, of all regions.
-        value_layouts: memory formats that a 4-D value may have, first the one that PyTorch would use; values that are not
-            4-D are not listed (they have the layout `any`).
+        regions: the proposed regions.
+        candidates: the candidates of all regions.
+        value_layouts: memory formats that a 4-D value may have, first the one that PyTorch would use; values that are not 4-D
+            are not listed (they have the layout `any`).
         value_bytes: size of each value.
-        convert_us: time to copy a value, by (value, from, to), microseconds; a missing entry means that it cannot be done.
-        border: memory format in which the caller gives inputs and wants outputs, by value name.
+        convert_us: time to copy a value, by (value, from, to), microseconds; a missing entry means that it is impossible.
+        border: memory format in which the caller passes inputs and gets outputs, by value name.
         memory_budget_bytes: most bytes at any moment for live values + workspace + packed constants; None: no limit.
-        copies: what makes each copy of `convert_us`; solvers do not look at it, a schedule needs it.
+        copies: the config of each copy in `convert_us`; schedules need it, solvers do not.
     """
 
     nodes: tuple[str, ...]
@@ -99,20 +99,20 @@ class SelectionProblem:
     copies: dict[tuple[str, str, str], LayoutCopy] = field(default_factory=dict[tuple[str, str, str], LayoutCopy])
 
     def layout_of(self, value: str, layout: str) -> str:
-        """Memory format that a value has beside a candidate of `layout`: `any` for values that are not 4-D."""
+        """Memory format of a value beside a candidate of `layout`: `any` for values that are not 4-D."""
         allowed = self.value_layouts.get(value)
         if allowed is None:
             return ANY_LAYOUT
         return allowed[0] if layout == ANY_LAYOUT else layout
 
     def border_layout(self, value: str) -> str:
-        """Memory format in which the caller gives or wants a value; where `border` is silent, the one PyTorch would use."""
+        """Memory format of a value on the caller's side; if `border` has none, the one that PyTorch would use."""
         return self.border.get(value, self.layout_of(value, ANY_LAYOUT)) if value in self.value_layouts else ANY_LAYOUT
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A copy of one value into another memory format, made once however many read it.
+    """A copy of one value into another memory format, made once for all its readers.
 
     Attributes:
         value: name of the value.
@@ -129,10 +129,10 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The choice: chosen candidates in the order in which they are launched, and the conversions that they need.
+    """The choice: chosen candidates in launch order, and the conversions that they need.
 
     Attributes:
-        solver: who found it (`exact`, `greedy`, `single:ENGINE`, `baseline`).
+        solver: the solver that found it (`exact`, `greedy`, `single:ENGINE`, `baseline`).
         chosen: one candidate for each region of a cover.
         conversions: copies between memory formats, in order of first use.
         total_us: predicted time of the whole net, conversions included, microseconds.

@@ -1,4 +1,4 @@
-"""One engine for the whole net: what choosing per layer has to be measured against."""
+"""One engine for the whole net, as a comparison for choosing per layer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from convoy.selection.problem import Candidate, Selection, SelectionProblem
 def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = math.inf) -> Selection:
     """Choose one engine wherever it has a candidate, the baseline elsewhere.
 
-    This is made once for each memory format, taking candidates in that format where there are any, and the fastest net is
-    returned: an engine that works in NHWC is not made to convert at every layer. The rule that a challenger must beat the
-    baseline does not hold here.
+    This is done once for each memory format, with candidates in that format where they exist, and the fastest net is
+    returned: an engine that works in NHWC need not convert at every layer. Here a challenger need not beat the baseline.
 
     Args:
         problem: a valid problem.

@@ -1,7 +1,7 @@
-"""The exception tree. Every error a user can meet says what was wrong, what was expected and what to do.
+"""The exception classes. Every error that a user can meet names the value, the expectation and what to do.
 
-`exit_code` is what the command line exits with: 2 for a user's input, 1 for everything else. Errors can be pickled, so that
-another process's arrive as they were raised.
+`exit_code` is the command line's exit status: 2 for a user's input, 1 for everything else. Errors can be pickled, so that an
+error of another process arrives unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class ConvoyError(Exception):
     exit_code = 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Python would call the class with the message alone, which most do not take: the pool that asked would break."""
+        """Python would call the class with only the message, which most classes reject: unpickling would fail."""
         return _as_raised, (type(self), self.args, vars(self))
 
 
@@ -25,9 +25,9 @@ class InputError(ConvoyError, ValueError):
 
     Args:
         argument: name of the argument, option or file as the user wrote it.
-        value: what was given; shown by `repr`, cut at 120 characters.
-        expected: what would have been right, as a phrase ("a positive integer").
-        todo: what to do about it, as a sentence; optional.
+        value: the given value; shown by `repr`, cut at 120 characters.
+        expected: the expectation, as a phrase ("a positive integer").
+        todo: what to do, as a sentence; optional.
     """
 
     exit_code = 2
@@ -61,13 +61,13 @@ class SelectionError(ConvoyError):
 
 
 class CaptureError(ConvoyError):
-    """A model could not be turned into a graph; the message holds the exporter's own words."""
+    """A model could not be turned into a graph; the message includes the exporter's."""
 
     exit_code = 2
 
 
 class CompileError(ConvoyError):
-    """An engine could not build its code; `log` holds the compiler's own words, which the message repeats."""
+    """An engine could not build its code; `log` holds the compiler's output, which the message includes."""
 
     def __init__(self, engine: str, summary: str, log: str = "") -> None:
         self.engine, self.summary, self.log = engine, summary, log
@@ -79,11 +79,11 @@ class LaunchError(ConvoyError):
 
 
 class DatabaseError(ConvoyError):
-    """The performance database cannot be used and could not be mended."""
+    """The performance database cannot be used and could not be repaired."""
 
 
 class _Short(reprlib.Repr):
-    """`repr` for values of any size: no more is written than a message shows."""
+    """`repr` for values of any size, limited to what a message shows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class _Short(reprlib.Repr):
         self.maxlevel, self.maxstring, self.maxother = 8, 200, 200
 
     def repr_int(self, x: int, level: int) -> str:
-        """Python refuses to write an integer of more than 4300 digits."""
+        """Python refuses to print an integer of more than 4300 digits."""
         del level
         return repr(x) if x.bit_length() < 1000 else f"an integer of {x.bit_length()} bits"
 

@@ -1,4 +1,4 @@
-"""Settings: what a user may choose. Frozen; the one place that reads environment variables."""
+"""Settings: what a user may choose. Frozen; the only module that reads environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convoy.errors import InputError
 
 
 class Effort(StrEnum):
-    """How much time tuning may take: predict from the database only, measure the likely, measure everything."""
+    """How much time tuning may take: only predict from the database, measure the likely candidates, measure all."""
 
     NONE = "none"
     QUICK = "quick"
@@ -23,7 +23,7 @@ class Effort(StrEnum):
 
 
 class Numerics(StrEnum):
-    """Which rounding a candidate may do (design: numbers that a result must keep)."""
+    """Which rounding a candidate may use (docs/concepts/numerics.md)."""
 
     STRICT = "strict"
     AS_TORCH = "as_torch"
@@ -31,7 +31,7 @@ class Numerics(StrEnum):
 
 
 class Solver(StrEnum):
-    """How candidates are chosen: exact optimum, best per layer, one engine for all, or what PyTorch does."""
+    """How candidates are chosen: exact optimum, best per layer, one engine for all layers, or as PyTorch does."""
 
     EXACT = "exact"
     GREEDY = "greedy"
@@ -40,7 +40,7 @@ class Solver(StrEnum):
 
 
 class LayoutChoice(StrEnum):
-    """Memory formats that selection may use: any mixture, or one alone."""
+    """Memory formats that selection may use: any mixture, or only one."""
 
     AUTO = "auto"
     NCHW = "nchw"
@@ -48,7 +48,7 @@ class LayoutChoice(StrEnum):
 
 
 class Check(StrEnum):
-    """How an optimised module notices that its stock module was changed (docs/concepts/stale-weights.md)."""
+    """How an optimised module detects changes of its stock module (docs/concepts/stale-weights.md)."""
 
     IDENTITY = "identity"
     CONTENTS = "contents"
@@ -56,35 +56,36 @@ class Check(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that changes what `convoy.optimize` does; environment variables give the defaults of `db` and `engines`.
+    """All options of `convoy.optimize`; environment variables give the defaults of `db` and `engines`.
 
     Attributes:
-        numerics: which rounding is allowed.
+        numerics: the allowed rounding.
         effort: how much to measure.
-        tune_s: seconds that measuring may take, in each process that measures; what is not measured by then is predicted, as at
+        tune_s: seconds that measuring may take, in each process that measures; everything else is then predicted, as at
             effort `none`.
         solver: how to choose.
         layout: memory formats allowed inside the net (inputs and outputs keep the caller's).
-        memory_budget_bytes: most bytes for activations, packed weights' growth and workspace together; None: no limit.
-        tuning_memory_bytes: most bytes of a GPU that tuning may take beyond what the device holds already, CUDA contexts of the
-            processes that it starts and what contexts grow by included; None: what is free. What has no room is left out, as
-            `out_of_memory`, and is tried again when there is more.
+        memory_budget_bytes: most bytes for activations, the growth of packed weights, and workspace together; None: no limit.
+        tuning_memory_bytes: most bytes of a GPU that tuning may take beyond what the device already holds, including CUDA
+            contexts of the processes that it starts; None: all free memory. Candidates that do not fit are recorded as
+            `out_of_memory`, and tried again when there is more memory.
         deterministic: refuse candidates that may give different bits from run to run.
         static_outputs: on CUDA, return the program's own output buffers, which the next call overwrites.
-        isolate: measure in a child process, so that a crash or a hang of a candidate costs a row and not the session.
-        streams: most streams that a program on a GPU may use; the clock decides how many it does.
-        stream_memory: most memory that a schedule on several streams may hold, weights and inputs counted, as a multiple of what
-            it holds on one.
+        isolate: measure in a child process, so that a crash or a hang of a candidate costs one row, not the session.
+        streams: most streams that a program on a GPU may use; measurements decide how many it uses.
+        stream_memory: most memory that a schedule on several streams may use, weights and inputs included, as a multiple of
+            the memory on one stream.
         timeout_s: a candidate that takes longer to build or to run is recorded as `timeout`.
         only_engines: restrict the choice to these ids (the baseline always competes); empty: all.
         deny_engines: ids that must not be used.
-        db: path of the performance database; None: the user's cache folder (`CONVOY_DB` moves it).
+        db: path of the performance database; None: in the user's cache folder (`CONVOY_DB` changes it).
         engines: extra engines as `id=module:Class` (`CONVOY_ENGINES`, comma-separated).
         progress: show a progress bar on standard error.
-        keep_freed_memory: on a CPU, tell glibc to keep freed memory in the process (`convoy.measurement.device.heap`): faster,
-            but it holds for the whole process, and other code cannot have that memory back.
-        check: how an optimised module notices changes of its stock module. `identity`: objects, addresses and version counters.
-            `contents`: sums over all parameters and buffers besides, in every call, which show writes through `.data` too.
+        keep_freed_memory: on a CPU, tell glibc to keep freed memory in the process (`convoy.measurement.device.heap`):
+            faster, but for the whole process, and other programs cannot use that memory.
+        check: how an optimised module detects changes of its stock module. `identity`: objects, addresses and version
+            counters. `contents`: also sums over all parameters and buffers, in every call, which detect writes through
+            `.data` too.
     """
 
     numerics: Numerics = Numerics.AS_TORCH
@@ -109,7 +110,7 @@ class Settings:
     check: Check = Check.IDENTITY
 
     def __post_init__(self) -> None:
-        """Refuse what is of a wrong type or out of range, and give every field its own type.
+        """Check every field and convert it to its type.
 
         Raises:
             InputError: naming the field.
@@ -119,7 +120,7 @@ class Settings:
 
 
 def checked_settings(settings: object) -> Settings:
-    """The settings that a public call was given; the defaults for None.
+    """The settings that were passed to a public call; the defaults for None.
 
     Raises:
         InputError: anything else than `Settings`.
@@ -142,7 +143,7 @@ def _word(kind: type[StrEnum]) -> Callable[[str, object], StrEnum]:
 
 
 def _flag(name: str, value: object) -> bool:
-    # NumPy's booleans are no `bool`, and equal one.
+    # NumPy's booleans are no subclass of `bool`.
     if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     raise InputError(name, value, "True or False")
@@ -164,7 +165,7 @@ def _integer(
 
 
 def _number(low: float, expected: str, *, open_end: bool, finite: bool) -> Callable[[str, object], float]:
-    """Reads a number of at least `low`, or above it with `open_end`; NaN is none."""
+    """Reads a number of at least `low`, or above it with `open_end`; NaN is refused."""
 
     def read(name: str, value: object) -> float:
         if isinstance(value, (SupportsFloat, SupportsIndex)) and not isinstance(value, (bool, str)):
@@ -203,7 +204,7 @@ def _path(name: str, value: object) -> Path | None:
 
 
 MAX_STREAMS = 16
-"""More never helped, and each has a workspace of its own."""
+"""More streams never helped, and each has a workspace of its own."""
 
 _BYTES: Final = _integer(1, None, "a positive integer of bytes, or None", optional=True)
 
@@ -229,7 +230,7 @@ _READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
     "keep_freed_memory": _flag,
     "check": _word(Check),
 }
-"""For each field what gives its value the field's own type, or refuses it."""
+"""For each field the function that converts its value to the field's type, or refuses it."""
 
 
 def database_from_environment(environment: Mapping[str, str]) -> Path | None:
@@ -239,7 +240,7 @@ def database_from_environment(environment: Mapping[str, str]) -> Path | None:
 
 
 def commit_from_environment(environment: Mapping[str, str]) -> str:
-    """The commit that `CONVOY_COMMIT` names, for a tree that was copied without its history; empty where it names none."""
+    """The commit that `CONVOY_COMMIT` names, for a tree without its git history; empty if it is not set."""
     return environment.get("CONVOY_COMMIT", "")
 
 
@@ -258,7 +259,7 @@ CPU_ISAS = ("sse4", "avx2", "avx512")
 
 
 def max_cpu_isa_from_environment(environment: Mapping[str, str]) -> str:
-    """The newest instruction set that our C kernels may use, as `CONVOY_MAX_CPU_ISA` names it; empty: no limit."""
+    """The newest instruction set that Convoy's C kernels may use (`CONVOY_MAX_CPU_ISA`); empty: no limit."""
     value = environment.get("CONVOY_MAX_CPU_ISA", "").strip().lower()
     if value and value not in CPU_ISAS:
         raise InputError("CONVOY_MAX_CPU_ISA", value, "one of " + ", ".join(CPU_ISAS), "Unset it for no limit.")

@@ -1,4 +1,4 @@
-"""Support: whether an engine can do a problem, as a value and never as an exception."""
+"""Support: whether an engine supports a problem, as a value and never as an exception."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Yes, or no with a reason. Truthy when yes; a no without a reason is refused."""
+    """Yes, or no with a reason. Truthy if yes; a no without a reason is refused."""
 
     ok: bool
     reason: str = ""
@@ -21,12 +21,12 @@ class Support:
 
     @staticmethod
     def yes() -> Support:
-        """The engine can do it, with its default knobs, on this target."""
+        """The engine supports it, with its default knobs, on this target."""
         return _YES
 
     @staticmethod
     def no(reason: str) -> Support:
-        """The engine cannot do it; `reason` is a phrase that a user can act on ("needs groups = 1, got 4")."""
+        """The engine does not support it; `reason` is a phrase that a user can act on ("needs groups = 1, got 4")."""
         return Support(False, reason)
 
 

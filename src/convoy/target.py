@@ -1,4 +1,4 @@
-"""Target: the device and the software stack that a measurement or a plan holds for."""
+"""Target: the device and the software for which a measurement or a plan holds."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ class Target:
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits over every field but `memory_bytes`, which a virtual machine may report a little off.
+        """Sixteen hex digits over every field but `memory_bytes`, which a virtual machine may report inaccurately.
 
-        Part of every database key: a row is never trusted for another digest, but for twins (`measurement.precision`).
+        Part of every database key: a row is not used for another digest, except an equivalent target's
+        (`convoy.tune.precision`).
         """
         return _digest(self)
 
     def is_same_device(self, other: Target) -> bool:
-        """Whether it is the same device, whatever the versions of the software: its times are a good guess."""
+        """Whether it is the same device, with any software versions: its times are a good guess."""
         return (self.device, self.name, self.arch, self.units) == (other.device, other.name, other.arch, other.units)
 
     def has_same_cores(self, other: Target) -> bool:
-        """Whether it has the same cores and as many, like an H100 and an H200: what is fast on one is worth a look on the other.
+        """Whether it has the same cores and as many, like an H100 and an H200: fast configs of one are worth trying on the other.
 
-        Of CPUs no more is known than their instruction set: only the same one is kin.
+        Only the instruction set of a CPU is known, so only the same CPU counts.
         """
         if self.device == "cpu":
             return self.is_same_device(other)
@@ -61,7 +62,7 @@ class Target:
         return int(digits) if self.device == "cuda" and digits else 0
 
     def version(self, name: str) -> str:
-        """Version of one part of the stack; empty where it is absent."""
+        """Version of one part of the software; empty if it is absent."""
         return dict(self.versions).get(name, "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,10 +71,10 @@ class Target:
 
     @staticmethod
     def from_dict(data: object) -> Target:
-        """Inverse of `to_dict`; the digest is computed anew.
+        """Inverse of `to_dict`; the digest is computed again.
 
         Raises:
-            InputError: a field that is missing or is not what it must be; it is named.
+            InputError: a missing or invalid field; it is named.
         """
         fields = _mapping("target", data)
         versions = _mapping("target.versions", fields.get("versions"))
@@ -111,7 +112,7 @@ def _count(name: str, value: object) -> int:
 
 @cache
 def _digest(target: Target) -> str:
-    """Asked for with every row."""
+    """Cached, because every row needs it."""
     fields = asdict(target)
     del fields["memory_bytes"]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line: the innermost frame that is neither Convoy's nor torch's."""
+"""Warnings that point at the user's line: the innermost frame outside Convoy and torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _BETWEEN: Final = frozenset({"torch", "contextlib", "functools"})
 
 
 def warn_user(reason: str) -> None:
-    """Warn with `convoy: REASON`, at the line of the user's that led here.
+    """Warn with `convoy: REASON`, at the user's line that led here.
 
     Args:
-        reason: what happened, and what the user can do about it.
+        reason: what happened, and what the user can do.
     """
     warnings.warn(f"convoy: {reason}", UserWarning, stacklevel=_level_of_user())
 
 
 def _level_of_user() -> int:
-    """The `stacklevel` that `warn_user` passes on; that of the outermost frame where all are Convoy's or torch's."""
+    """The `stacklevel` for `warn_user`; that of the outermost frame if all frames are Convoy's or torch's."""
     level = 1
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -34,10 +34,10 @@ def _level_of_user() -> int:
 
 
 def _is_inside(frame: FrameType) -> bool:
-    if "__name__" not in frame.f_globals:  # code that AOTAutograd makes, under names of its own
+    if "__name__" not in frame.f_globals:  # code that AOTAutograd generates
         return True
     package = str(frame.f_globals["__name__"]).partition(".")[0]
     if package in _BETWEEN or frame.f_code.co_filename.startswith(_OWN):
         return True
-    # Code that torch and Python make as text, such as the forward of a torch.fx graph, belongs to no file of the user's.
+    # Code that torch and Python generate, such as the forward of a torch.fx graph, is in none of the user's files.
     return frame.f_code.co_filename.startswith("<") and frame.f_code.co_filename not in ("<stdin>", "<string>")

@@ -1,8 +1,8 @@
-"""The IR: Graph, Node, Value, Ref. Plain data, no torch; a graph is a list of nodes in an order that can be executed.
+"""The IR: Graph, Node, Value, Ref. Plain data, no torch; a graph is a list of nodes in executable order.
 
-A net is a graph over values. A value is a graph input, a constant (a weight: its tensor is kept beside the graph, by
-name) or the output of one node. A node names its operator: one of `LAYERS`, whose arguments Convoy understands, or any ATen
-overload by its own name (`aten.max_pool2d.default`), which it runs as it is.
+A net is a graph of values. A value is a graph input, a constant (a weight, whose tensor is stored beside the graph by name)
+or the output of one node. A node names its operator: one of `LAYERS`, whose arguments Convoy interprets, or any ATen overload
+by its own name (`aten.max_pool2d.default`), which it runs as it is.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ GRADIENTS: Final = ("conv2d_dgrad", "conv2d_wgrad")
 """Operators that are one direction of a convolution's backward pass."""
 
 LAYERS: Final = ("conv2d", "linear", *GRADIENTS)
-"""Operators whose arguments Convoy understands."""
+"""Operators whose arguments Convoy interprets."""
 
 MAX_POOL_BACKWARD: Final = "aten.max_pool2d_with_indices_backward.default"
 AVG_POOL_BACKWARD: Final = "aten.avg_pool2d_backward.default"
-"""Backward passes of poolings, for which there is a kernel of our own."""
+"""Backward passes of poolings, for which Convoy has a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ def _refs(arg: Arg) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A net, or a piece of one.
+    """A net, or a subgraph of one.
 
     Attributes:
         inputs: names of the input values, in call order.
         outputs: names of the values returned, in order; a value may be returned twice.
         values: every value by name: inputs, constants, node outputs.
-        nodes: in an order in which each reads only what came before.
+        nodes: in an order in which each only reads earlier values.
     """
 
     inputs: tuple[str, ...]
@@ -120,7 +120,7 @@ class Graph:
         return self._producers.get(value)
 
     def users(self, value: str) -> list[Node]:
-        """The nodes that read a value, in order, each once (being a graph output is not a use)."""
+        """The nodes that read a value, in order, each once (being a graph output is no use)."""
         return self._users.get(value, [])
 
     def constants(self) -> list[Value]:

@@ -1,4 +1,4 @@
-"""From a layer's node to the problem that it poses: sizes and dtypes, without what a region would add."""
+"""The problem of a layer's node: sizes and dtypes, without a region's additions."""
 
 from __future__ import annotations
 

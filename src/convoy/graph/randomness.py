@@ -1,4 +1,4 @@
-"""Which nodes draw random numbers. PyTorch computes each by itself and in order, so that a seed gives the same numbers."""
+"""Which nodes draw random numbers. PyTorch runs each by itself and in order, so that a seed gives the same numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANDOM: Final = frozenset({
     "randint", "randint_like", "randn", "randn_like", "random", "randperm", "rnn_relu", "rnn_tanh",
     "rrelu_with_noise", "rrelu_with_noise_functional", "uniform",
 })  # fmt: skip
-"""Bare names of ATen's functional operators that draw random numbers, or may."""
+"""Base names of ATen's functional operators that draw, or may draw, random numbers."""
 
 DROPOUT_P_POSITION: Final = {
     "_cudnn_attention_backward": 13,
@@ -34,11 +34,11 @@ DROPOUT_P_POSITION: Final = {
     "_triton_scaled_dot_attention": 3,
     "scaled_dot_product_attention": 4,
 }
-"""Attention draws random numbers only with a dropout probability: where that stands among the arguments."""
+"""Attention operators draw random numbers only with a dropout probability: its position among the arguments."""
 
 
 def draws_random(node: Node) -> bool:
-    """Whether a node draws random numbers. A dropout out of training is taken for one that does: capture removes those."""
+    """Whether a node draws random numbers. A dropout outside training counts as one; capture removes those."""
     name = node.op.split(".")[1] if node.op.startswith("aten.") else ""
     if name in DROPOUT_P_POSITION:
         at = DROPOUT_P_POSITION[name]

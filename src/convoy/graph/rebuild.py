@@ -1,4 +1,4 @@
-"""Put a graph together from parts: dead nodes out, outputs that nobody reads unnamed, values in their canonical order."""
+"""Builds a graph from parts: without dead nodes, unread outputs unnamed, values in canonical order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def rebuild(
     """A graph that computes `outputs`.
 
     Args:
-        inputs: the inputs, all kept, read or not.
+        inputs: the inputs, all of which are kept.
         outputs: values returned.
-        values: at least every value that is needed; others are left out.
-        nodes: in an order that can be executed; those that nobody needs are left out.
+        values: at least every needed value; others are left out.
+        nodes: in executable order; nodes that are not needed are left out.
     """
     needed = set(outputs)
     kept: list[Node] = []

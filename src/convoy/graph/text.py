@@ -1,4 +1,4 @@
-"""The text form of a graph: printer, parser and digest. Readable, one line a value, and the same text for the same graph.
+"""The text form of a graph: printer, parser and digest. One line per value; equal graphs have equal texts.
 
     graph 1
     input %x: fp32[1,3,8,8]
@@ -7,9 +7,9 @@
     %pool: fp32[1,4,4,4], _ = aten.max_pool2d_with_indices.default(%conv, (2, 2))
     return %pool, %x
 
-Values are `%NAME`, an output that nobody reads is `_`. Arguments are None, True, False, integers, floats as Python's
-`repr` writes them (`inf` and `nan` too), strings in double quotes with JSON's escapes, symbols (`dtype.fp32`) and tuples.
-A node is named after its first named output; any other name follows as ` as %NAME`.
+Values are `%NAME`; an unread output is `_`. Arguments are None, True, False, integers, floats in Python's `repr` (also `inf`
+and `nan`), strings in double quotes with JSON's escapes, symbols (`dtype.fp32`) and tuples. A node is named after its first
+named output; any other name follows as ` as %NAME`.
 """
 
 from __future__ import annotations
@@ -17,33 +17,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterator
 from typing import Final
 
 from convoy.errors import InputError
 from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol, Value, ValueKind
+from convoy.graph.tokens import GraphLine
 from convoy.problem import TensorSpec
 
 HEADER: Final = "graph 1"
-"""First line: what this is, and the version of the form."""
+"""First line: the format and its version."""
 
 MAX_DEPTH: Final = 16
-"""Most tuples inside one another: the parser calls itself, and a text from outside must not exhaust the stack."""
+"""Most nested tuples: the parser is recursive, and an untrusted text must not exhaust the stack."""
 
-_TOKEN = re.compile(
-    r"""\s*(?:
-      (?P<ref>%\w[\w.]*)
-    | (?P<float>-?(?:\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf\b|nan\b))
-    | (?P<int>-?\d{1,19}(?![\w.]))
-    | (?P<string>"(?:[^"\\]|\\.)*")
-    | (?P<word>[A-Za-z_][\w.]*)
-    | (?P<mark>[(),:=\[\]])
-    )""",
-    re.VERBOSE | re.ASCII,
-)
-_END = re.compile(r"\s*\Z")
-_SPEC = re.compile(r"\s*(\w+\[[\d,]*\])", re.ASCII)
 _WORDS: Final[dict[str, Arg]] = {"None": None, "True": True, "False": False}
 
 
@@ -58,7 +45,7 @@ def print_graph(graph: Graph) -> str:
 
 
 def digest(graph: Graph) -> str:
-    """Sixteen hex digits that name a graph: equal graphs, equal digests."""
+    """Sixteen hex digits that identify a graph: equal graphs have equal digests."""
     return hashlib.sha256(print_graph(graph).encode()).hexdigest()[:16]
 
 
@@ -94,7 +81,7 @@ def _default_name(outputs: tuple[str, ...]) -> str:
 def parse_graph(text: str) -> Graph:
     """Read a graph from its text form.
 
-    The syntax is checked here, and that every value is defined once, before it is read; `verify` checks the rest.
+    The syntax is checked, and that every value is defined once, before it is read; `verify` checks the rest.
 
     Raises:
         InputError: naming the line.
@@ -107,77 +94,10 @@ def parse_graph(text: str) -> Graph:
         if reader.finished and line:
             raise InputError(f"graph text, line {number}", line, "nothing after the return line")
         if line:
-            reader.read(_Line(line, number))
+            reader.read(GraphLine(line, number))
     if not reader.finished:
         raise InputError(f"graph text, line {len(lines)}", "", "a return line at the end")
     return Graph(tuple(reader.inputs), reader.outputs, reader.values, tuple(reader.nodes))
-
-
-class _Line:
-    """One line with a position: gives tokens, and errors that name the line."""
-
-    def __init__(self, text: str, number: int) -> None:
-        self.text, self.number, self.position = text, number, 0
-
-    def error(self, expected: str) -> InputError:
-        return InputError(
-            f"graph text, line {self.number}", self.text[self.position :][:200].strip() or "the end", expected
-        )
-
-    def token(self, expected: str) -> tuple[str, str]:
-        """The next token as (kind, text)."""
-        match = _TOKEN.match(self.text, self.position)
-        if match is None or match.lastgroup is None:
-            raise self.error(expected)
-        self.position = match.end()
-        return match.lastgroup, match[match.lastgroup]
-
-    def accept(self, word: str) -> bool:
-        """Step over `word` if it comes next."""
-        match = _TOKEN.match(self.text, self.position)
-        if match is None or match[match.lastgroup or 0] != word:
-            return False
-        self.position = match.end()
-        return True
-
-    def expect(self, word: str) -> None:
-        if not self.accept(word):
-            raise self.error(repr(word))
-
-    def ref(self) -> str:
-        before = self.position
-        kind, text = self.token("a value such as %x")
-        if kind != "ref":
-            self.position = before
-            raise self.error("a value such as %x")
-        return text[1:]
-
-    def word(self, expected: str) -> str:
-        before = self.position
-        kind, text = self.token(expected)
-        if kind != "word":
-            self.position = before
-            raise self.error(expected)
-        return text
-
-    def spec(self) -> TensorSpec:
-        match = _SPEC.match(self.text, self.position)
-        if match is None:
-            raise self.error("a tensor spec such as fp32[1,3,8,8]")
-        try:
-            spec = TensorSpec.parse(match[1])
-        except (InputError, ValueError) as error:
-            raise self.error("a tensor spec such as fp32[1,3,8,8]") from error
-        self.position = match.end()
-        return spec
-
-    def at_end(self) -> bool:
-        """Whether nothing but blanks is left; no copy of what is left is made."""
-        return _END.match(self.text, self.position) is not None
-
-    def end(self) -> None:
-        if not self.at_end():
-            raise self.error("the end of the line")
 
 
 class _GraphReader:
@@ -190,7 +110,7 @@ class _GraphReader:
         self.nodes: list[Node] = []
         self.finished = False
 
-    def read(self, line: _Line) -> None:
+    def read(self, line: GraphLine) -> None:
         if line.accept("input"):
             self.inputs.append(self._define(line, "input"))
         elif line.accept("constant"):
@@ -202,7 +122,7 @@ class _GraphReader:
             self._read_node(line)
         line.end()
 
-    def _define(self, line: _Line, kind: ValueKind) -> str:
+    def _define(self, line: GraphLine, kind: ValueKind) -> str:
         name = line.ref()
         line.expect(":")
         if name in self.values:
@@ -210,20 +130,20 @@ class _GraphReader:
         self.values[name] = Value(name, line.spec(), kind)
         return name
 
-    def _returned(self, line: _Line) -> Iterator[str]:
+    def _returned(self, line: GraphLine) -> Iterator[str]:
         while not line.at_end():
             yield self._known(line)
             if not line.accept(","):
                 return
 
-    def _known(self, line: _Line) -> str:
+    def _known(self, line: GraphLine) -> str:
         name = line.ref()
         if name not in self.values:
             raise line.error(f"a value defined above, not %{name}")
         return name
 
-    def _read_node(self, line: _Line) -> None:
-        # The outputs stand first in the line, but come into being after the arguments: a node cannot read itself.
+    def _read_node(self, line: GraphLine) -> None:
+        # The outputs are written first, but defined after the arguments: a node cannot read itself.
         declared: list[tuple[str, TensorSpec | None]] = []
         names: set[str] = set()
         while not line.accept("="):
@@ -245,7 +165,7 @@ class _GraphReader:
         self.values.update((n, Value(n, spec, "node")) for n, spec in declared if spec is not None)
         self.nodes.append(Node(name, op, tuple(args), tuple(kwargs), outputs))
 
-    def _read_call(self, line: _Line) -> tuple[list[Arg], list[tuple[str, Arg]]]:
+    def _read_call(self, line: GraphLine) -> tuple[list[Arg], list[tuple[str, Arg]]]:
         args: list[Arg] = []
         kwargs: dict[str, Arg] = {}
         line.expect("(")
@@ -265,7 +185,7 @@ class _GraphReader:
             args.append(self._read_arg(line, 0))
         return args, list(kwargs.items())
 
-    def _read_arg(self, line: _Line, depth: int) -> Arg:
+    def _read_arg(self, line: GraphLine, depth: int) -> Arg:
         if line.accept("("):
             return self._read_tuple(line, depth + 1)
         before = line.position
@@ -290,7 +210,7 @@ class _GraphReader:
         line.position = before
         raise line.error("an argument: None, True, False, a number, a string, a symbol, a value or a tuple of them")
 
-    def _read_tuple(self, line: _Line, depth: int) -> tuple[Arg, ...]:
+    def _read_tuple(self, line: GraphLine, depth: int) -> tuple[Arg, ...]:
         if depth > MAX_DEPTH:
             raise line.error(f"at most {MAX_DEPTH} tuples inside one another")
         items: list[Arg] = []
@@ -304,7 +224,7 @@ class _GraphReader:
         return tuple(items)
 
 
-def _unquote(line: _Line, text: str) -> str:
+def _unquote(line: GraphLine, text: str) -> str:
     try:
         found = str(json.loads(text))
         found.encode()  # a lone surrogate has no digest

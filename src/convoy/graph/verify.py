@@ -1,7 +1,7 @@
-"""The executable specification of the IR: what every graph must satisfy, one rule a function.
+"""The executable specification of the IR: the rules that every graph must satisfy, one function each.
 
-Each rule is named by the function that checks it; an InputError names the rule and the node or value that breaks it. What
-an ATen operator does with its arguments is not known here (no torch): `engines.interpret` resolves them.
+Each rule is named by its function; an InputError names the rule and the node or value that breaks it. The arguments of ATen
+operators are not checked here (no torch): `engines.interpret` resolves them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYMBOLS: Final = frozenset(
     {f"dtype.{name}" for name in DTYPE_BYTES}
     | {"layout.strided", "device.inputs", "memory_format.nchw", "memory_format.nhwc", "memory_format.preserve"}
 )
-"""Every symbol there is. `device.inputs` is the device that the inputs are on: a graph runs on any device."""
+"""Every symbol. `device.inputs` is the device of the inputs: a graph runs on any device."""
 
 
 def verify(graph: Graph) -> None:
@@ -93,7 +93,7 @@ def kinds(graph: Graph) -> Iterator[Violation]:
 
 
 def order(graph: Graph) -> Iterator[Violation]:
-    """Each node reads only inputs, constants and what nodes before it made."""
+    """Each node only reads inputs, constants and results of earlier nodes."""
     ready = {value.name for value in graph.values.values() if value.kind != "node"}
     for node in graph.nodes:
         for name in node.refs():
@@ -274,4 +274,4 @@ RULES: Final[tuple[Callable[[Graph], Iterator[Violation]], ...]] = (
     alive,
     constant_order,
 )
-"""The rules, in an order in which each may rely on those before it."""
+"""The rules, in an order in which each may rely on the earlier ones."""

@@ -1,4 +1,4 @@
-"""What is to be computed: problems as plain data with one canonical key each. No torch here."""
+"""Problems: what is to be computed, as plain data with one canonical key each. No torch here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convoy.problem.pool import Pool
 from convoy.problem.spec import ANY_LAYOUT, DTYPE_BYTES, LAYOUTS, TensorSpec
 
 Problem = ConvProblem | LinearProblem | SubgraphProblem | LayoutProblem
-"""Anything that an engine may be asked to compute."""
+"""Any problem that an engine may be asked to compute."""
 
 __all__ = [
     "ACTIVATIONS",
@@ -41,20 +41,20 @@ __all__ = [
 
 
 def subgraph_texts(problems: Iterable[Problem]) -> dict[str, str]:
-    """The texts of those problems that cannot be read from their key alone, by key: pieces of a graph."""
+    """The texts of subgraph problems, by key: their key does not describe them."""
     return {problem.key: problem.text for problem in problems if isinstance(problem, SubgraphProblem)}
 
 
 def is_subgraph_key(key: str) -> bool:
-    """Whether a key is a piece of a graph's, which says nothing without its text."""
+    """Whether a key is a subgraph's, which says nothing without the subgraph's text."""
     return key.startswith("subgraph:")
 
 
 def parse_problem(key: str, text: str = "") -> Problem:
-    """Read a problem back from its key; raises InputError on anything else.
+    """Read a problem from its key; raises InputError on anything else.
 
-    A subgraph needs its `text` too. A convolution on pruned weights gets its mask from the mask's text, and without it is known
-    by the mask's digest alone.
+    A subgraph also needs its `text`. A convolution with pruned weights gets its mask from the mask's text; without it, only
+    the mask's digest is known.
     """
     kind = key.partition(":")[0]
     if kind == "conv":

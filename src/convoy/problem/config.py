@@ -1,4 +1,4 @@
-"""Knobs and EngineConfig: which implementation, tuned how. What is stored, compared and replayed."""
+"""Knobs and EngineConfig: which implementation, with which tuning. They are stored, compared and replayed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 class Knobs(Mapping[str, Knob]):
     """An immutable, hashable mapping of knob names to values, sorted by name.
 
-    Its text form is `block_m=64,split_k=4` (booleans as `true` and `false`), and `parse` reads it back, so that
-    `Knobs.parse(str(knobs)) == knobs`. Text values hold letters, digits, `_`, `.` and `-` alone and do not look like
-    numbers or booleans.
+    Its text form is `block_m=64,split_k=4` (booleans as `true` and `false`), and `parse` reads it back, so
+    `Knobs.parse(str(knobs)) == knobs`. Text values hold only letters, digits, `_`, `.` and `-`, and do not look like numbers
+    or booleans.
     """
 
     items_: tuple[tuple[str, Knob], ...] = ()
@@ -84,7 +84,7 @@ def _read(text: str) -> Knob:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """An engine's id and version with its knobs: names one implementation for good."""
+    """An engine's id and version with its knobs: identifies one implementation."""
 
     engine: str
     version: int = 1

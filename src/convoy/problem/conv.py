@@ -1,4 +1,4 @@
-"""ConvProblem: a 2-D convolution to be computed, with what follows it in the same kernel. Sizes and dtypes, no data."""
+"""ConvProblem: a 2-D convolution with its epilogue. Sizes and dtypes, no data."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NUMERICS: Final = ("strict", "as_torch", "half")
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """What follows the main operation in the same kernel: y = pool(activation(conv(x, weight) + bias + residual)).
+    """Operations after the convolution in the same kernel: y = pool(activation(conv(x, weight) + bias + residual)).
 
-    `residual` has the dtype and layout of y, and its shape before the pooling. `gelu` is the exact (erf) form. `pool` is for
-    convolutions alone; most problems have none.
+    `residual` has the dtype and layout of y, and its shape before the pooling. `gelu` is the exact (erf) form. `pool` is only
+    for convolutions; most problems have none.
     """
 
     bias: bool = False
@@ -63,13 +63,13 @@ NO_EPILOGUE: Final = Epilogue()
 class ConvProblem:
     """A 2-D cross-correlation, as `torch.nn.functional.conv2d` defines it. x is always the forward input, y the forward output.
 
-    Fields follow cuDNN's letters: x is [n, c, h, w], weight is [k, c / groups, r, s], y is [n, k, p, q]; both x and y lie
-    in `layout`. Where the epilogue pools, p and q are still those of the convolution, and y is smaller (`y_spec`).
-    `direction` says which of the three is computed from the other two. `acc_dtype` is the type that sums are
-    kept in; `numerics` is the rounding that the user allows. `weight_mask` is the digest of the weight's zero pattern, for
-    engines specialised to it; empty for a dense problem. `mask` is that pattern itself, which the key and equality leave to its
-    digest: a problem read back from its key has none until it is given. `dynamic_weight` says that weight and bias change from
-    call to call, as in training, so that arranging them is part of the work. Equality covers every field but `mask`.
+    Fields have cuDNN's letters: x is [n, c, h, w], weight is [k, c / groups, r, s], y is [n, k, p, q]; x and y are both in
+    `layout`. If the epilogue pools, p and q are still those of the convolution, and y is smaller (`y_spec`). `direction` says
+    which of the three is computed from the other two. `acc_dtype` is the type of the sums; `numerics` is the rounding that
+    the user allows. `weight_mask` is the digest of the weight's zero pattern, for engines specialised to it; empty for a
+    dense problem. `mask` is that pattern; key and equality only use its digest, so a problem read from its key has none until
+    it is given. `dynamic_weight` says that weight and bias change from call to call, as in training, so that packing them is
+    part of the work. Equality covers every field but `mask`.
 
     Raises:
         InputError: naming the field, for sizes that torch would refuse too.
@@ -110,7 +110,7 @@ class ConvProblem:
                 raise InputError(name, getattr(self, name), "an integer of at least 0")
         if self.dynamic_weight and self.direction != "fprop":
             raise InputError(
-                "dynamic_weight", True, "direction fprop: gradients read no weight that could be arranged before"
+                "dynamic_weight", True, "direction fprop: gradients have no weight that could be packed before"
             )
         if self.c % self.groups or self.k % self.groups:
             raise InputError("groups", self.groups, f"a divisor of c = {self.c} and k = {self.k}")
@@ -169,12 +169,12 @@ class ConvProblem:
 
     @property
     def conv_spec(self) -> TensorSpec:
-        """What the convolution gives before any pooling, and what a residual has: [n, k, p, q]."""
+        """The convolution's result before any pooling, and the spec of a residual: [n, k, p, q]."""
         return TensorSpec((self.n, self.k, self.p, self.q), self.y_dtype)
 
     @property
     def y_spec(self) -> TensorSpec:
-        """y: [n, k, p, q], or what the epilogue's pooling makes of that."""
+        """y: [n, k, p, q], or its shape after the epilogue's pooling."""
         pool = self.epilogue.pool
         return (
             self.conv_spec if pool is None else TensorSpec((self.n, self.k, *pool.size(self.p, self.q)), self.y_dtype)
@@ -194,16 +194,16 @@ class ConvProblem:
 
     @property
     def bytes_min(self) -> int:
-        """Least bytes to move: each tensor once, of x what taps reach."""
+        """Least bytes to move: each tensor once, of x only the elements that a tap reads."""
         total = self._x_bytes_min + self.weight_spec.size_bytes + self.y_spec.size_bytes
         total += self.k * DTYPE_BYTES[self.y_dtype] if self.epilogue.bias else 0
         return total + (self.conv_spec.size_bytes if self.epilogue.residual else 0)
 
     @property
     def _x_bytes_min(self) -> int:
-        """All of a gradient; else without what lies between the taps of a stride that is longer than the filter.
+        """All of a gradient; else without the elements between taps, if the stride is longer than the filter.
 
-        In nchw such columns lie too close together to be left out.
+        In nchw such columns are too close together to be skipped.
         """
         if self.direction == "dgrad":
             return self.x_spec.size_bytes
@@ -213,7 +213,7 @@ class ConvProblem:
 
     @property
     def intensity(self) -> float:
-        """Operations a byte."""
+        """Operations per byte."""
         return self.flops / self.bytes_min if self.bytes_min else 0.0
 
     @property
@@ -237,7 +237,7 @@ class ConvProblem:
         return replace(self, layout=layout)
 
     def with_mask(self, mask: WeightMask | None) -> ConvProblem:
-        """The same problem on weights with another pattern of zeros; None: on dense ones."""
+        """The same problem on weights with another pattern of zeros; None: on dense weights."""
         return replace(self, weight_mask="" if mask is None else mask.digest, mask=mask)
 
     @property

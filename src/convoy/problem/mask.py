@@ -1,4 +1,4 @@
-"""WeightMask: where a pruned weight has values, as plain data. No torch here."""
+"""WeightMask: the positions of a pruned weight's non-zeros, as plain data. No torch here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TEXT = re.compile(r"mask:(\d{1,9})x(\d{1,9})x(\d{1,9})x(\d{1,9}):([A-Za-z0-9+/]
 
 @dataclass(frozen=True, slots=True)
 class WeightMask:
-    """The positions of a weight's values that are not zero (a NaN is a value).
+    """The positions of a weight's values that are not zero (NaN is not zero).
 
     Attributes:
         shape: the weight's: k, c / groups, r, s.
-        bits: one bit a position in row-major order, the first in a byte's highest bit; a last byte that is not full ends in
+        bits: one bit per position in row-major order, the first in a byte's highest bit; an incomplete last byte ends in
             zeros.
 
     Raises:
@@ -44,17 +44,17 @@ class WeightMask:
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits over shape and bits: what a problem's key names the mask by."""
+        """Sixteen hex digits over shape and bits, which identify the mask in a problem's key."""
         return hashlib.sha256(repr(self.shape).encode() + self.bits).hexdigest()[:16]
 
     @property
     def positions(self) -> int:
-        """How many values the weight has, zeros included."""
+        """The weight's number of values, zeros included."""
         return math.prod(self.shape)
 
     @property
     def nonzeros(self) -> int:
-        """How many of them are not zero."""
+        """Number of values that are not zero."""
         return int.from_bytes(self.bits, "big").bit_count()
 
     @property
@@ -64,7 +64,7 @@ class WeightMask:
 
     @property
     def text(self) -> str:
-        """What `parse` reads back: how a mask goes to another process."""
+        """The text that `parse` reads, to pass a mask to another process."""
         return f"mask:{'x'.join(map(str, self.shape))}:{base64.b64encode(self.bits).decode()}"
 
     @staticmethod

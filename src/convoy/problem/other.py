@@ -1,4 +1,4 @@
-"""The problems that are not convolutions: a linear layer, a piece of the graph as it was, a change of layout."""
+"""The problems that are not convolutions: a linear layer, a subgraph of operators, a change of layout."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ class LinearProblem:
 
 @dataclass(frozen=True, slots=True)
 class SubgraphProblem:
-    """A piece of the graph that stays the operations it was: pooling, concatenation, pointwise work, normalisation.
+    """A subgraph that keeps its operators: pooling, concatenation, pointwise work, normalisation.
 
-    `text` is the piece in the graph's text form (`convoy.graph.text`), with canonical names, so that two equal pieces of
-    one or of two nets are one problem. `layout` is the memory format of every 4-D input and output. `bytes_min` and
-    `label` (the operators, for people) are derived by whoever cuts the piece out and do not enter the key.
+    `text` is the subgraph in the graph's text form (`convoy.graph.text`), with canonical names, so that two equal subgraphs,
+    of one net or of two, are one problem. `layout` is the memory format of every 4-D input and output. `bytes_min` and
+    `label` (the operators, for people) are derived when the subgraph is extracted and are not part of the key.
     """
 
     text: str
@@ -103,11 +103,11 @@ class SubgraphProblem:
 
     @property
     def key(self) -> str:
-        """`subgraph:LAYOUT:` and 24 hex digits of the text's SHA-256: one way, the text itself is stored beside it."""
+        """`subgraph:LAYOUT:` and 24 hex digits of the text's SHA-256; the text itself is stored beside it."""
         return f"subgraph:{self.layout}:{hashlib.sha256(self.text.encode()).hexdigest()[:24]}"
 
     def with_layout(self, layout: str) -> SubgraphProblem:
-        """The same piece in another memory format."""
+        """The same subgraph in another memory format."""
         return replace(self, layout=layout)
 
     def __eq__(self, other: object) -> bool:

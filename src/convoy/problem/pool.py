@@ -1,4 +1,4 @@
-"""Pool: the pooling that follows a convolution in the same kernel, by PyTorch's rules. Sizes, no data."""
+"""Pool: the pooling after a convolution in the same kernel, by PyTorch's rules. Sizes, no data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ KINDS: Final = ("max", "avg")
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """`torch.nn.functional.max_pool2d` or `avg_pool2d` without dilation and without a divisor of its own.
+    """`torch.nn.functional.max_pool2d` or `avg_pool2d` without dilation and without a custom divisor.
 
-    Windows may overlap (stride under window) or leave gaps. A maximum takes NaN over every number and never sees the padding;
-    an average counts padding among its values where `count_include_pad` says so, and what a window of ceil mode has beyond the
-    padding never. A maximum has no count: `count_include_pad` is False for it, so that equal poolings are equal.
+    Windows may overlap (stride smaller than the window) or leave gaps. A maximum returns NaN if a value is NaN, and ignores
+    the padding; an average counts the padding if `count_include_pad` is set, but never the part of a ceil-mode window beyond
+    the padding. A maximum has no count: its `count_include_pad` is False, so that equal poolings are equal.
 
     Raises:
-        InputError: naming the field, for what torch would refuse too.
+        InputError: naming the field, for sizes that torch would refuse too.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Pool:
             raise InputError("count_include_pad", True, "False for a maximum, which counts nothing")
 
     def size(self, h: int, w: int) -> tuple[int, int]:
-        """Height and width of what comes out of an image of `h` x `w`.
+        """Height and width of the result of an image of `h` x `w`.
 
         Raises:
             InputError: an image smaller than the window.
@@ -82,7 +82,7 @@ _TEXT = re.compile(r"(max|avg)(\d{1,5})x(\d{1,5})s(\d{1,5})x(\d{1,5})p(\d{1,5})x
 
 
 def _positions(side: int, window: int, stride: int, pad: int, *, ceil_mode: bool) -> int:
-    """Places of a window on a side; the last one of ceil mode must begin inside the image or the padding before it."""
+    """Positions of a window along a side; in ceil mode the last one must begin inside the image or the padding before it."""
     room = side + 2 * pad - window
     if room < 0 and not (ceil_mode and room + stride > 0):
         return 0

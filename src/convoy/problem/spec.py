@@ -1,4 +1,4 @@
-"""TensorSpec, dtypes and layouts: the vocabulary that every problem shares."""
+"""TensorSpec, dtypes and layouts, which every problem uses."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ DTYPE_BYTES: Final[dict[str, int]] = {
 FLOAT_DTYPES: Final = frozenset({"fp64", "fp32", "fp16", "bf16"})
 
 LAYOUTS: Final = ("nchw", "nhwc", "blocked")
-"""Memory formats of a 4-D value: torch's contiguous and channels_last, and oneDNN's own opaque blocked tensor (CPU only)."""
+"""Memory formats of a 4-D value: torch's contiguous and channels_last, and oneDNN's opaque blocked tensor (CPU only)."""
 
 ANY_LAYOUT: Final = "any"
 """Layout of values that are not 4-D: they are contiguous and never converted."""
 
 
 _MAX_SIDE_DIGITS: Final = 12
-"""Digits of a side that a text may have, and sides: more than any tensor has."""
+"""Most digits of a side, and (`_MAX_SIDES`) most sides, in a text: more than any tensor has."""
 _MAX_SIDES: Final = 64
 
 

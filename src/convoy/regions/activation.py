@@ -30,7 +30,7 @@ _BOUNDED: Final[dict[str, tuple[tuple[str, Arg], ...]]] = {
 
 
 def activation_of(node: Node) -> str:
-    """The epilogue's word for what a node does to its first argument, elementwise; empty where it has none."""
+    """The epilogue's name of the activation that a node applies to its first argument; empty if it is none."""
     if not node.args or not isinstance(node.args[0], Ref):
         return ""
     if node.op in _PLAIN:
@@ -45,6 +45,6 @@ def activation_of(node: Node) -> str:
 
 
 def _arguments(node: Node, names: tuple[tuple[str, Arg], ...]) -> tuple[Arg, ...]:
-    """The arguments behind the first, however they were given."""
+    """The arguments after the first, whether positional or by keyword."""
     given = dict(zip((name for name, _ in names), node.args[1:], strict=False)) | dict(node.kwargs)
     return tuple(given.get(name, default) for name, default in names)

@@ -1,4 +1,4 @@
-"""A depthwise convolution with the convolutions before and behind it, for an engine that does them a band of rows at a time.
+"""A depthwise convolution with the convolutions before and after it, for an engine that computes bands of rows.
 
 before: %a = conv2d(%x, %w1, %b1, ...); %p = aten.relu6.default(%a)          1x1 to more channels, or any other filter
         %b = conv2d(%p, %w2, %b2, ...); %q = aten.relu6.default(%b)          one filter a channel
@@ -6,9 +6,9 @@ before: %a = conv2d(%x, %w1, %b1, ...); %p = aten.relu6.default(%a)          1x1
 -->
 after:  banded(a+p+b+q+c+y)
 
-MobileNetV2's blocks are such (Sandler et al., 2018): what lies between the three has six times the channels of what comes and
-goes. Of other blocks two convolutions. A value inside has one reader and is not returned, so the region is convex. Where all of
-them are small, a cache holds them anyway.
+MobileNetV2's blocks have this form (Sandler et al., 2018): the values between the three convolutions have six times the
+channels of input and output. Of other blocks, two convolutions are taken. A value inside has one reader and is not returned,
+so the region is convex. If all values inside are small, a cache holds them anyway.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from convoy.regions.extract_subgraph import chains_region
 from convoy.regions.region import Region
 
 LAYOUT: Final = "nhwc"
-"""The memory format in which rows of an image lie together."""
+"""The memory format in which an image's rows are contiguous."""
 
 
 def banded_regions(graph: Graph, layouts: Sequence[str], least_bytes: int) -> list[Region]:
-    """One region for each depthwise convolution that has such a neighbour, with both where it has two.
+    """One region for each depthwise convolution with such a neighbour, with both neighbours if it has two.
 
     Args:
         graph: the net.
         layouts: memory formats that are offered.
-        least_bytes: of the largest value inside.
+        least_bytes: least size of the largest value inside.
     """
     if LAYOUT not in layouts:
         return []
@@ -55,7 +55,7 @@ def banded_regions(graph: Graph, layouts: Sequence[str], least_bytes: int) -> li
 
 
 def _is_layer(graph: Graph, node: Node) -> bool:
-    """Whether a node is a convolution in fp32 with a weight that is given."""
+    """Whether a node is a convolution in fp32 with a constant weight."""
     if node.op != "conv2d" or any(graph.values[name].kind != "constant" for name in list(node.refs())[1:]):
         return False
     return conv_problem(graph, node).x_dtype == conv_problem(graph, node).y_dtype == "fp32"
@@ -67,15 +67,15 @@ def _is_depthwise(graph: Graph, node: Node) -> bool:
 
 
 def _around(graph: Graph, node: Node, made: dict[str, LayerChain]) -> list[LayerChain]:
-    """The chains before, of and behind a depthwise convolution."""
+    """The chains before, of and after a depthwise convolution."""
     own = [chain for chain in chains(graph, node) if not chain.residual]
     if not own:
         return []
     x = next(node.refs())
     before = [made[x]] if x in made and only_reader(graph, x) == node else []
     reader = only_reader(graph, own[-1].result)
-    behind = [chains(graph, reader)[-1]] if reader is not None and _narrows(graph, reader, own[-1].result) else []
-    return [*before, own[-1], *behind]
+    after = [chains(graph, reader)[-1]] if reader is not None and _narrows(graph, reader, own[-1].result) else []
+    return [*before, own[-1], *after]
 
 
 def _narrows(graph: Graph, node: Node, value: str) -> bool:
@@ -87,5 +87,5 @@ def _narrows(graph: Graph, node: Node, value: str) -> bool:
 
 
 def _inside(graph: Graph, group: Sequence[LayerChain]) -> int:
-    """Bytes of the largest value that only the region sees."""
+    """Bytes of the largest value that exists only inside the region."""
     return max(graph.values[chain.result].spec.size_bytes for chain in group[:-1])

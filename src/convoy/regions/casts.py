@@ -1,4 +1,4 @@
-"""Changes of dtype that autocast makes of every weight, together: one launch instead of one for each layer.
+"""The casts that autocast makes of every weight, grouped: one launch instead of one per layer.
 
 before: %a = aten._to_copy.default(%conv1.weight, dtype=dtype.bf16)        parameters, fp32
         %b = aten._to_copy.default(%conv2.weight, dtype=dtype.bf16)
@@ -6,15 +6,15 @@ before: %a = aten._to_copy.default(%conv1.weight, dtype=dtype.bf16)        param
         %x = aten._to_copy.default(%conv1.wgrad, dtype=dtype.fp32)         gradients, returned
         %y = aten._to_copy.default(%conv2.wgrad, dtype=dtype.fp32)
 -->
-after:  casts(a+b)      at the start, of what the graph is given
-        casts(x+y)      at the end, of what the graph returns
+after:  casts(a+b)      at the start, of the graph's inputs
+        casts(x+y)      at the end, of the graph's results
 
-Gradients of weights make a group of their own: a cast beside a loss may rather be part of a larger piece, and would take the
-whole group with it. Where gradients go to other processes, those that travel together are a group: one launch for all would make
-the first of them wait for the last.
+Gradients of weights form a group of their own: a cast beside a loss may better be part of a larger subgraph, and would take
+the whole group with it. If gradients are sent to other processes, each bucket is a group: one launch for all would make the
+first bucket wait for the last.
 
-A group reads the graph's inputs alone, or makes what nobody inside reads, so no way leads from one of its nodes to another: it is
-convex.
+A group only reads the graph's inputs, or its results are read by no node, so no path leads from one of its nodes to another:
+it is convex.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from convoy.regions.region import Region
 
 
 def cast_regions(graph: Graph, layouts: Sequence[str], buckets: Sequence[Collection[str]] = ()) -> list[Region]:
-    """The casts of inputs, of gradients of weights and of other results, each group of two or more, of one dtype.
+    """The casts of inputs, of weight gradients and of other results, each group of two or more, of one dtype.
 
     Args:
         graph: the graph.
         layouts: memory formats to offer for 4-D values.
-        buckets: names of results that travel to other processes together: no group has results of two of them.
+        buckets: names of results that are sent to other processes together: no group has results of two buckets.
     """
     bucket_of = {name: number for number, names in enumerate(buckets) for name in names}
     groups: dict[tuple[str, str, str, int | None], list[str]] = {}
@@ -46,7 +46,7 @@ def cast_regions(graph: Graph, layouts: Sequence[str], buckets: Sequence[Collect
 
 
 def is_cast(node: Node) -> bool:
-    """Whether a node changes its argument's dtype and nothing else."""
+    """Whether a node only changes its argument's dtype."""
     return (
         node.op == "aten._to_copy.default"
         and len(node.args) == 1

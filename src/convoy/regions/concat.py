@@ -1,11 +1,11 @@
-"""Concatenations along channels, whose pieces may be written straight to their places.
+"""Concatenations along channels whose inputs may be written straight into the result.
 
-before: %c = aten.cat.default((%a, %b), 1)          a, b made by convolutions and read by nobody else
+before: %c = aten.cat.default((%a, %b), 1)          a, b made by convolutions and read by no other node
 -->
-after:  the same regions; but where a and b are written into slices of c (`program.placement`), `op(c)` costs nothing
+after:  the same regions; but if a and b are written into slices of c (`program.concat_in_place`), `op(c)` costs nothing
 
-It is no region of its own: a region over the concatenation and the convolutions would tie their engines together, and each of
-them has its own best.
+This is no region of its own: a region over the concatenation and the convolutions would tie their engines together, and each
+of them has its own best.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from convoy.graph.ir import Graph, Node, Ref
 from convoy.regions.epilogue import only_reader
 
 MAX_COPIED = 1
-"""Pieces that a concatenation may still have to copy, a launch each: with more, its own single launch is as good."""
+"""Inputs that a concatenation may still have to copy, one launch each: with more, its own single launch is as fast."""
 
 
 def concat_inputs(graph: Graph, node: Node) -> tuple[str, ...]:
-    """Names of the values that a node concatenates along channels: different ones, 4-D and of one dtype; else nothing."""
+    """Names of the values that a node concatenates along channels: different ones, 4-D and of one dtype; else none."""
     if node.op != "aten.cat.default" or not node.args or len(node.outputs) != 1:
         return ()
     listed, *axis = node.args
@@ -33,9 +33,9 @@ def concat_inputs(graph: Graph, node: Node) -> tuple[str, ...]:
 
 
 def writable_in_place(graph: Graph, node: Node) -> tuple[str, ...]:
-    """The pieces of a concatenation that a convolution's region makes for it alone: those that could be written in place.
+    """The inputs of a concatenation that a convolution's region makes only for it, which could be written in place.
 
-    Nothing where so many others remain that the concatenation would stay as it is.
+    None if so many other inputs remain that the concatenation would stay as it is.
     """
     named = concat_inputs(graph, node)
     found = tuple(name for name in named if only_reader(graph, name) is node and graph.producer(name) is not None)

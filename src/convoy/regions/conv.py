@@ -8,8 +8,9 @@ after:  conv(y)         y = conv(x, w) + b                     args x
         conv(y+z)       z = conv(x, w) + b + other             args x, other
         conv(y+z+a)     a = relu(conv(x, w) + b + other)       args x, other
 
-and conv(y+a), where the activation follows at once. Every one is a proposal of its own, in every memory format. In a graph
-that computes or is given its weights, as in training, %w and %b are args behind x, and the problem says `dynamic_weight`.
+and conv(y+a), if the activation follows directly. Each is a proposal of its own, in every memory format. In a graph that
+computes its weights or takes them as inputs, as in training, %w and %b are args after x, and the problem has
+`dynamic_weight`.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ def conv_region(graph: Graph, chain: LayerChain, layouts: Sequence[str], numeric
     """The region of a `conv2d` node's chain."""
     layer = chain.nodes[0]
     x, weight, *bias = layer.refs()
-    fresh = chain.has_dynamic_weight(graph)
-    problem = replace(conv_problem(graph, layer), numerics=numerics, epilogue=chain.epilogue(), dynamic_weight=fresh)
+    dynamic = chain.has_dynamic_weight(graph)
+    problem = replace(conv_problem(graph, layer), numerics=numerics, epilogue=chain.epilogue(), dynamic_weight=dynamic)
     added = (chain.residual,) if chain.residual else ()
     return Region(
         pattern="conv",
         nodes=chain.names,
-        args=(x, weight, *bias, *added) if fresh else (x, *added),
-        constants=() if fresh else (weight, *bias),
+        args=(x, weight, *bias, *added) if dynamic else (x, *added),
+        constants=() if dynamic else (weight, *bias),
         results=(chain.result,),
         problems=tuple(problem.with_layout(layout) for layout in layouts),
     )

@@ -1,7 +1,7 @@
-"""What may follow a convolution or linear layer in the same kernel: a residual addition, then an activation.
+"""The nodes that may follow a convolution or linear layer in one kernel: a residual addition, then an activation.
 
-A step is taken only where the value before it has one reader and is not returned: a region hides nothing that somebody
-else wants, and since a chain of single readers has one way out, it is convex.
+A node is added only if the value before it has one reader and is not returned. So a region hides no value that is needed
+elsewhere, and since a chain of single readers has one exit, it is convex.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from convoy.regions.activation import activation_of
 
 @dataclass(frozen=True, slots=True)
 class LayerChain:
-    """A layer's node with some of what follows it.
+    """A layer's node with some of the nodes that follow it.
 
     Attributes:
-        nodes: the layer, then the addition and the activation where it has them; in graph order.
-        residual: the value added; empty where there is none.
-        activation: the epilogue's word.
-        result: the value that comes out.
+        nodes: the layer, then the addition and the activation if it has them; in graph order.
+        residual: the value added; empty if there is none.
+        activation: the epilogue's name of it.
+        result: the chain's result.
     """
 
     nodes: tuple[Node, ...]
@@ -39,15 +39,15 @@ class LayerChain:
         return graph.values[list(self.nodes[0].refs())[1]].kind != "constant"
 
     def epilogue(self) -> Epilogue:
-        """What follows the main operation; a bias is always taken along."""
+        """The epilogue; a bias is always included."""
         return Epilogue(self.nodes[0].args[2] is not None, bool(self.residual), self.activation)
 
 
 def chains(graph: Graph, layer: Node) -> list[LayerChain]:
-    """All legal chains of a `conv2d` or `linear` node: alone, + activation, + addition, + both. The longest is last.
+    """All valid chains of a `conv2d` or `linear` node: alone, + activation, + addition, + both. The longest is last.
 
-    Empty for a layer whose x is a constant, for a linear one whose weight or bias is computed by the graph, and where only one
-    of weight and bias is: no engine packs those.
+    None for a layer whose x is a constant, for a linear layer whose weight or bias the graph computes, and if the graph
+    computes only one of weight and bias: no engine packs those.
     """
     kinds = [graph.values[name].kind for name in layer.refs()]
     constant = [kind == "constant" for kind in kinds[1:]]
@@ -60,7 +60,7 @@ def chains(graph: Graph, layer: Node) -> list[LayerChain]:
 
 
 def only_reader(graph: Graph, value: str) -> Node | None:
-    """The one node that reads a value which is not returned; None where there are more or none."""
+    """The only node that reads a value which is not returned; None if there are more or none."""
     users = graph.users(value)
     return users[0] if len(users) == 1 and value not in graph.outputs else None
 

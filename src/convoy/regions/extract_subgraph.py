@@ -1,4 +1,4 @@
-"""Cut a piece out of a graph, with canonical names, so that equal pieces of one or of two nets are one problem."""
+"""Extracts a subgraph with canonical names, so that equal subgraphs, of one net or of two, are one problem."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from convoy.regions.epilogue import LayerChain
 from convoy.regions.region import Region
 
 ExtractedSubgraph = tuple[SubgraphProblem, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-"""A piece's problem; the values and the constants that it reads; and its results that somebody else reads or gets."""
+"""The subgraph's problem; the values and the constants that it reads; and its results that other nodes read or the graph
+returns."""
 
 _MAX_LABEL = 60
-"""Characters of a label, which stands in a table's column."""
+"""Characters of a label, which is printed in a table's column."""
 
 
 def extract_subgraph(graph: Graph, nodes: Sequence[str], layout: str) -> ExtractedSubgraph:
@@ -30,7 +31,7 @@ def extract_subgraph(graph: Graph, nodes: Sequence[str], layout: str) -> Extract
             %v2: ... = aten.max_pool2d.default(%v1, (2, 2))
             return %v2
 
-    Values are v0, v1, ... (inputs in order of first mention, then what nodes make), constants c0, c1, ...
+    Values are v0, v1, ... (inputs in order of first mention, then the nodes' values), constants c0, c1, ...
 
     Args:
         graph: the net.
@@ -38,8 +39,7 @@ def extract_subgraph(graph: Graph, nodes: Sequence[str], layout: str) -> Extract
         layout: memory format of the 4-D values at the border.
 
     Returns:
-        The problem; the values read, the constants read and the results, each in the order in which the problem's text has
-        its own.
+        The problem; the values read, the constants read and the results, each in the order of the problem's text.
     """
     chosen = [graph.node(name) for name in nodes]
     if len(chosen) > 1:
@@ -52,13 +52,13 @@ def extract_subgraph(graph: Graph, nodes: Sequence[str], layout: str) -> Extract
     constants = tuple(name for name in read if graph.values[name].kind == "constant")
     exported = [o for o in made if o in graph.outputs or any(u.name not in inside for u in graph.users(o))]
     results = tuple(exported)
-    text = print_graph(_piece(graph, chosen, args, constants, results))
+    text = print_graph(_canonical_graph(graph, chosen, args, constants, results))
     size = sum(graph.values[name].spec.size_bytes for name in (*args, *constants, *results))
     return SubgraphProblem(text, layout, size, _label(chosen)), args, constants, results
 
 
 def subgraph_region(graph: Graph, pattern: str, nodes: tuple[str, ...], layouts: Sequence[str]) -> Region:
-    """A region that stays the operators that it was: in every memory format, or in none where no 4-D value crosses its border."""
+    """A region that keeps its operators: in every memory format, or in none if no 4-D value crosses its border."""
     problem, args, constants, results = extract_subgraph(graph, nodes, ANY_LAYOUT)
     images = any(len(graph.values[name].spec.shape) == 4 for name in (*args, *results))
     offered = layouts if images else (ANY_LAYOUT,)
@@ -66,14 +66,14 @@ def subgraph_region(graph: Graph, pattern: str, nodes: tuple[str, ...], layouts:
 
 
 def chains_region(graph: Graph, pattern: str, group: Sequence[LayerChain], layout: str) -> Region:
-    """A region of several layers' chains in one memory format, for an engine that does them together."""
+    """A region of several layers' chains in one memory format, for an engine that computes them together."""
     named = {name for chain in group for name in chain.names}
     names = tuple(node.name for node in graph.nodes if node.name in named)
     problem, args, constants, results = extract_subgraph(graph, names, layout)
     return Region(pattern, names, args, constants, results, (problem,))
 
 
-def _piece(
+def _canonical_graph(
     graph: Graph, nodes: Sequence[Node], args: Sequence[str], constants: Sequence[str], results: Sequence[str]
 ) -> Graph:
     """The nodes as a graph of their own, with canonical names."""

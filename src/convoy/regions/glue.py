@@ -1,4 +1,4 @@
-"""What lies between the layers, several nodes together: one kernel instead of one for each, where a compiler can.
+"""The nodes between layers, grouped: one kernel instead of one per node, if a compiler can fuse them (pattern `glue`).
 
 before: %r = aten.relu.default(%y)                      y made by a convolution
         %p = aten.max_pool2d.default(%r, (3, 3))
@@ -7,15 +7,15 @@ before: %r = aten.relu.default(%y)                      y made by a convolution
 after:  glue(r+p+c)
         glue(p+c)         for the cover in which the convolution's epilogue takes r
 
-A node that an engine has a kernel for (`SEPARATE_OPS`) is a group of its own, with the casts of what it reads, and left out of a
-further variant. So is a pooling, with what flattens it for a linear layer, where there is an engine for that.
+A node with a kernel of its own (`SEPARATE_OPS`) is a group by itself, with the casts of its arguments, and left out of a
+further variant. So is a pooling, with the node that flattens it for a linear layer, if there is an engine for it.
 
-Nodes are grouped by depth, the number of layers on the longest way to them (`LAYERS`, and nodes that draw random numbers),
-and connected ones of one depth make a group. (Layers that no glue comes before are not counted: they are in nobody's way.) A cast
-that its only reader's kernel can do has that reader's depth.
-A group is convex: depth never falls along a way, so a way from one of its nodes to another runs at one depth; a layer on it
-would have raised the depth, so it runs through glue of that depth, which is connected to both ends and therefore in the
-group. The same holds of what is left when epilogues take some nodes: those count as layers do.
+Nodes are grouped by depth, the number of layers on the longest path to them (`LAYERS`, and nodes that draw random numbers);
+connected nodes of one depth form a group. (Layers without such nodes before them are not counted.) A cast that its only
+reader's kernel can do has that reader's depth. A group is convex: depth never decreases along a path, so a path from one of
+its nodes to another stays at one depth; a layer on it would have increased the depth, so it consists of nodes of that depth,
+which are connected to both ends and therefore in the group. The same holds for the rest when epilogues take some nodes: those
+count as layers do.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from convoy.regions.pool import flattens, pool_of
 from convoy.regions.region import Region
 
 SEPARATE_OPS: Final = (MAX_POOL_BACKWARD, AVG_POOL_BACKWARD)
-"""Operators that an engine has a kernel for (`triton.pool_backward`), which a group would do worse. The first one's reads its
-indices as they are kept: the cast that widens them is its own."""
+"""Operators with a kernel of their own (`triton.pool_backward`), which a group would run slower. The first one's kernel reads
+its indices as they are stored: it does the cast that widens them."""
 
 
 def glue_regions(
@@ -44,17 +44,17 @@ def glue_regions(
     *,
     pools: bool = False,
 ) -> list[Region]:
-    """Groups of several nodes, and what is left of each where epilogues take all that they can, and where nodes stay alone.
+    """Groups of several nodes, and their rest when epilogues take all nodes that they can, or some nodes stay alone.
 
-    These variants of a group and no more, for each is a kernel to compile: a cover in which some epilogues take their nodes
-    and others do not finds the rest as single nodes.
+    There are only these variants of a group, because each is a kernel to compile: a cover in which only some epilogues take
+    their nodes finds the rest as single nodes.
 
     Args:
         graph: the net.
         epilogues: names of all nodes that some layer's epilogue could take.
         layouts: memory formats to offer.
-        norms: names of the nodes that batch norms could take along, themselves included.
-        pools: whether an engine does poolings by themselves.
+        norms: names of the nodes that batch norms could take, the norms included.
+        pools: whether an engine computes poolings by themselves.
     """
     layers = [node.name for node in graph.nodes if node.op in LAYERS or draws_random(node)]
     found: dict[tuple[str, ...], None] = {}
@@ -71,13 +71,13 @@ def glue_regions(
 
 
 def _with_cast(graph: Graph, node: Node) -> tuple[str, ...]:
-    """A node, with the casts that widen what it reads for it alone where its kernel reads them as they are."""
+    """A node, with the casts that widen its arguments only for it, if its kernel reads them unwidened."""
     makers = [graph.node(name) for name in dict.fromkeys(_makers(graph, node))]
     return (*(one.name for one in makers if _late_reader(graph, one) == node.name), node.name)
 
 
 def _with_view(graph: Graph, node: Node) -> tuple[str, ...]:
-    """A pooling, with its only reader where that makes it flat."""
+    """A pooling, with its only reader if that flattens it."""
     reader = only_reader(graph, node.outputs[0])
     return (node.name,) if reader is None or not flattens(graph, reader) else (node.name, reader.name)
 
@@ -110,7 +110,7 @@ def connected_groups(graph: Graph, nodes: Sequence[Node], barriers: Collection[s
 
 
 def depths(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> dict[str, int]:
-    """For each node the barriers on the longest way to it, itself included, from a node that is no barrier."""
+    """For each node the barriers on the longest path to it, itself included, from a node that is no barrier."""
     found: dict[str, int] = {}
     behind: set[str] = set()
     for node in nodes:
@@ -128,7 +128,7 @@ def depths(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> di
 
 
 def _late_reader(graph: Graph, node: Node) -> str:
-    """The one node that reads a cast, where a kernel of that node's own does the cast too: both are of one depth."""
+    """The only node that reads a cast, if that node's own kernel does the cast: both have one depth."""
     users = graph.users(node.outputs[0]) if is_cast(node) else ()
     return users[0].name if len(users) == 1 and users[0].op == MAX_POOL_BACKWARD else ""
 

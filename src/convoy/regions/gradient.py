@@ -1,4 +1,4 @@
-"""One direction of a convolution's backward pass; the weight gradient with the bias gradient where both are there.
+"""One direction of a convolution's backward pass; the weight gradient with the bias gradient if there are both.
 
 before: %dx = conv2d_dgrad(%dy, %w, (8, 8), ...)
         %dw = conv2d_wgrad(%x, %dy, (3, 3), ...)
@@ -23,7 +23,7 @@ from convoy.regions.region import Region
 
 
 def gradient_regions(graph: Graph, node: Node, layouts: Sequence[str], numerics: str) -> Iterator[Region]:
-    """The regions of a `conv2d_dgrad` or `conv2d_wgrad` node; the last one takes the bias gradient along where there is one."""
+    """The regions of a `conv2d_dgrad` or `conv2d_wgrad` node; the last one includes the bias gradient if there is one."""
     problem = replace(gradient_problem(graph, node), numerics=numerics)
     alone = Region(
         pattern=problem.direction,

@@ -5,9 +5,9 @@ before: %a = conv2d(%x, %w1, %b1, ...); %p = aten.relu.default(%a)
 -->
 after:  merge(a+p+b+q)      p, q = relu of the channels of one convolution of x with the filters of w1 and w2
 
-Inception's and GoogLeNet's modules begin so: x is read once, and one kernel is launched where three or four were. Each result
-stays a tensor of its own. A chain reads x and its weights alone, and weights that are no constants, as in training, must not be
-made by other layers: so no way leads from one chain to another, and the region is convex.
+Inception's and GoogLeNet's modules begin like this: x is read once, and one kernel replaces three or four. Each result stays
+a tensor of its own. A chain only reads x and its weights, and weights that are no constants, as in training, must not be made
+by other layers: so no path leads from one chain to another, and the region is convex.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from convoy.regions.extract_subgraph import chains_region
 from convoy.regions.region import Region
 
 LAYOUT = "nhwc"
-"""The memory format in which a pixel's channels lie together, so that all filters are rows of one matrix."""
+"""The memory format in which a pixel's channels are contiguous, so that all filters are rows of one matrix."""
 
 MAX_MERGED = 4
-"""Convolutions in one region: as many results as the kernel has places for."""
+"""Most convolutions in one region: the kernel has this many results."""
 
 _DTYPES = ("fp16", "bf16")
-"""Of fp32 a piece of the graph does not say how its products may be rounded."""
+"""Not fp32: a subgraph does not say how its products may be rounded."""
 
 
 def merge_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
     """One region for each value that several such convolutions read, with the longest chain of each that has no residual.
 
-    A weight that several of them share is nobody's: each wants its own.
+    A weight that several of them share is not merged: each needs its own.
     """
     if LAYOUT not in layouts:
         return []
@@ -47,7 +47,7 @@ def merge_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
     for parallel in found.values():
         regions += [
             chains_region(graph, "merge", group[:MAX_MERGED], LAYOUT)
-            for group in _alike(graph, parallel)
+            for group in _mergeable(graph, parallel)
             if len(group) > 1
         ]
     return regions
@@ -61,7 +61,7 @@ def _is_plain(graph: Graph, node: Node) -> bool:
 
 
 def _is_given(graph: Graph, value: str) -> bool:
-    """Whether no layer has a part in a value: a constant, an input, or what casts and masks make of them."""
+    """Whether no layer contributes to a value: a constant, an input, or casts and masks of them."""
     waiting, seen = [value], {value}
     while waiting:
         maker = graph.producer(waiting.pop())
@@ -69,14 +69,14 @@ def _is_given(graph: Graph, value: str) -> bool:
             continue
         if maker.op in LAYERS:
             return False
-        fresh = [name for name in maker.refs() if name not in seen]
-        seen.update(fresh)
-        waiting += fresh
+        unseen = [name for name in maker.refs() if name not in seen]
+        seen.update(unseen)
+        waiting += unseen
     return True
 
 
-def _alike(graph: Graph, parallel: Sequence[LayerChain]) -> list[list[LayerChain]]:
-    """Chains that one launch serves: with the same activation, a bias all or none, and weights all constant or none."""
+def _mergeable(graph: Graph, parallel: Sequence[LayerChain]) -> list[list[LayerChain]]:
+    """Chains that one launch can compute: with equal activations, and with biases and constant weights in all or in none."""
     groups: dict[tuple[str, bool, bool], list[LayerChain]] = {}
     for chain in parallel:
         groups.setdefault((chain.activation, chain.epilogue().bias, chain.has_dynamic_weight(graph)), []).append(chain)

@@ -1,16 +1,16 @@
-"""A batch norm of a training step with what stands beside it, for an engine that does both (`triton.batch_norm`).
+"""A batch norm of a training step with its neighbours, for an engine that computes both (`triton.batch_norm`).
 
 before: %y, %mean, %rstd, ... = aten._native_batch_norm_legit_functional.default(%x, ...)
         %s = aten.add.Tensor(%y, %other)
         %z = aten.relu.default(%s)
 -->
-after:  norm(y+s+z)           where nobody else reads y and s
+after:  norm(y+s+z)           if no other node reads y and s
 
 before: %s = aten.add.Tensor(%one, %other)
         %m = aten.threshold_backward.default(%s, %z, 0)
         %dx, %dw, %db = aten.native_batch_norm_backward.default(%m, %x, ...)
 -->
-after:  norm(m+dx), norm(s+m+dx)          m may be read by others too
+after:  norm(m+dx), norm(s+m+dx)          m may have other readers
 
 before: %p = aten.slice.Tensor(%whole, 1, 0, 64)             a branch's part of a concatenation's gradient
         %m = aten.threshold_backward.default(%p, %z, 0)
@@ -18,7 +18,7 @@ before: %p = aten.slice.Tensor(%whole, 1, 0, 64)             a branch's part of 
 -->
 after:  norm(p+m+dx)
 
-A group of the glue often holds the branches of a whole block; these are one branch's, which need not wait for the others.
+A `glue` group often holds the branches of a whole block; these are one branch's, which need not wait for the others.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _after(graph: Graph, node: Node) -> Iterator[tuple[str, ...]]:
 
 
 def _before(graph: Graph, node: Node) -> Iterator[tuple[str, ...]]:
-    """A backward norm with a mask, or a sum and a mask, in front."""
+    """A backward norm with a mask, or a sum and a mask, before it."""
     mask = _maker(graph, node)
     if mask is None or mask.op != "aten.threshold_backward.default" or mask.args[2] != 0:
         return
@@ -68,7 +68,7 @@ def _before(graph: Graph, node: Node) -> Iterator[tuple[str, ...]]:
 
 
 def _only_reader(graph: Graph, node: Node) -> Node | None:
-    """The one node that reads a node's first output, where it is not returned."""
+    """The only node that reads a node's first output, if that is not returned."""
     output = node.outputs[0]
     readers = graph.users(output) if output and output not in graph.outputs else ()
     return readers[0] if len(readers) == 1 else None
@@ -89,5 +89,5 @@ def _is_sum(graph: Graph, node: Node) -> bool:
 
 
 def _is_part(node: Node) -> bool:
-    """Whether a node takes neighbouring channels of a value."""
+    """Whether a node takes consecutive channels of a value."""
     return node.op == "aten.slice.Tensor" and not node.kwargs and len(node.args) == 4 and node.args[1] == 1

@@ -1,4 +1,4 @@
-"""One node as it was: what makes a cover of every graph possible.
+"""One node as it is, so that every graph has a cover.
 
 before: %p = aten.max_pool2d.default(%y, (3, 3), (2, 2))
 -->
@@ -6,7 +6,7 @@ after:  op(p)         the same operator, in every memory format
 
 before: %d, %m = aten.native_dropout.default(%y, 0.5, True)
 -->
-after:  draw(d)       in the caller's memory format alone: PyTorch draws numbers in the order in which values lie in memory
+after:  draw(d)       only in the caller's memory format: PyTorch draws numbers in the order of the values in memory
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ from convoy.regions.region import Region
 PATTERN: Final = "conv_pool"
 
 MONOTONE: Final = frozenset({"relu", "relu6"})
-"""Activations that never fall, and keep NaN: the maximum of their values is their value at the maximum. (Sigmoid never falls
-either, but its rounding may.)"""
+"""Activations that never decrease, and keep NaN: the maximum of their values is their value at the maximum. (Sigmoid never
+decreases either, but its rounding may.)"""
 
 _MAX = (("kernel_size", None), ("stride", ()), ("padding", 0), ("dilation", 1), ("ceil_mode", False))
 _AVG = (
@@ -51,11 +51,11 @@ _AVG = (
 
 
 def pool_regions(graph: Graph, chains: Sequence[LayerChain], layouts: Sequence[str], numerics: str) -> list[Region]:
-    """A `conv2d` node's chains with the pooling that follows each; none where weights change from call to call, as in training.
+    """A `conv2d` node's chains with the pooling that follows each; none if weights change from call to call, as in training.
 
     Args:
         graph: the net.
-        chains: what `epilogue.chains` found for the node.
+        chains: the node's chains (`epilogue.chains`).
         layouts: memory formats to offer.
         numerics: the rounding that the user allows.
     """
@@ -77,7 +77,7 @@ def pool_regions(graph: Graph, chains: Sequence[LayerChain], layouts: Sequence[s
 
 
 def pool_of(graph: Graph, node: Node) -> Pool | None:
-    """What a node does to its first argument, where it is a pooling that a `Pool` can say of a 4-D value."""
+    """The pooling that a node applies to its first argument, if that is 4-D and a `Pool` can express it; else None."""
     if not node.args or not isinstance(node.args[0], Ref) or any(node.outputs[1:]) or not node.outputs[0]:
         return None
     spec = graph.values[node.args[0].name].spec
@@ -92,7 +92,7 @@ def pool_of(graph: Graph, node: Node) -> Pool | None:
 
 
 def flattens(graph: Graph, node: Node) -> bool:
-    """Whether a node makes each image's values of a 4-D value a row, in their order."""
+    """Whether a node flattens each image of a 4-D value into a row, in order."""
     if node.op != "aten.view.default" or not isinstance(node.args[0], Ref):
         return False
     n, *sides = graph.values[node.args[0].name].spec.shape
@@ -139,13 +139,13 @@ def _region(
 
 
 def _acts_on(graph: Graph, node: Node, pool: Node) -> bool:
-    """Whether a node is an activation that commutes with a maximum, of a pooling's value."""
+    """Whether a node is an activation of a pooling's value that commutes with a maximum."""
     same = graph.values[node.outputs[0]].spec == graph.values[pool.outputs[0]].spec
     return same and list(node.refs()) == [pool.outputs[0]] and activation_of(node) in MONOTONE
 
 
 def _arguments(node: Node, names: tuple[tuple[str, Arg], ...]) -> list[Arg]:
-    """The arguments behind the first, however they were given."""
+    """The arguments after the first, whether positional or by keyword."""
     given = dict(zip((name for name, _ in names), node.args[1:], strict=False)) | dict(node.kwargs)
     return [given.get(name, default) for name, default in names]
 

@@ -36,19 +36,19 @@ def propose(
     band_bytes: int = 0,
     buckets: Sequence[Collection[str]] = (),
 ) -> list[Region]:
-    """Regions that selection may cover a graph with: in graph order of their first node, glue and casts last.
+    """Regions with which selection may cover a graph: in graph order of their first node, glue and casts last.
 
-    Every node has a region of its own (`conv`, `linear`, `dgrad`, `wgrad`, `op` or `draw`), so that a cover always exists. Every
+    Every node has a region of its own (`conv`, `linear`, `dgrad`, `wgrad`, `op` or `draw`), so a cover always exists. Every
     region is convex.
 
     Args:
         graph: a graph that `verify` accepts.
         layouts: memory formats to offer for 4-D values, the caller's first.
         numerics: the rounding that the user allows; part of every layer's problem.
-        masks: positions of pruned weights' values by constant name: their convolutions are offered with the mask too.
+        masks: positions of pruned weights' values by constant name: their convolutions are also offered with the mask.
         patterns: those of `PATTERNS` that some engine has kernels for.
         band_bytes: least size of a value inside a `banded` region.
-        buckets: names of results that travel to other processes together.
+        buckets: names of results that are sent to other processes together.
     """
     found: list[Region] = []
     epilogues: set[str] = set()

@@ -103,10 +103,10 @@ def memory_profile(problem: SelectionProblem, launched: Sequence[Candidate], liv
         change[one.last + 1] -= problem.value_bytes[one.value]
     resident = sum(c.resident_bytes for c in launched)
     profile: list[int] = []
-    live = 0
+    used = 0
     for index in range(steps):
-        live += change[index]
-        profile.append(live + resident + (launched[index].workspace_bytes if index < len(launched) else 0))
+        used += change[index]
+        profile.append(used + resident + (launched[index].workspace_bytes if index < len(launched) else 0))
     return profile
 
 

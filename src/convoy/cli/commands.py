@@ -20,12 +20,12 @@ from convoy.cli import (
     optimize,
     prune,
     report,
-    run,
     scale,
     sparsity,
     study,
     train,
 )
+from convoy.cli import run as run_command
 from convoy.cli.command import Command
 from convoy.cli.output import say
 from convoy.errors import ConvoyError
@@ -39,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("optimize", cls=Command)(optimize.optimize)
-app.command("run")(run.run)
+app.command("run")(run_command.run)
 app.command("train", cls=Command)(train.train)
 app.command("prune", cls=Command)(prune.prune)
 app.command("sparsity")(sparsity.sparsity)

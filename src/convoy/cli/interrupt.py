@@ -21,7 +21,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Final
 
@@ -97,7 +97,7 @@ def keeps(words: Callable[[], str]) -> None:
 
 
 @contextlib.contextmanager
-def cleaned_up(cleanup: Callable[[], object]) -> Iterator[None]:
+def cleaned_up(cleanup: Callable[[], object]) -> Generator[None]:
     """Have something done when Ctrl-C ends the process amid the block, where no `finally` runs."""
     _state.cleanups.append(cleanup)
     try:

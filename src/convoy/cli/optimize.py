@@ -70,6 +70,7 @@ def optimize(
 
     with options.fitting(module, args):
         result = _tune(module, args, model, settings, train, amp)
+    assert result.summary is not None  # only a replayed plan has none
     summary = _with_weights(result.summary, weights)
     files = {name: path for name, path in named.items() if path is not None}
     _write(result.plan, summary, files)

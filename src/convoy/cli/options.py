@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -217,7 +217,7 @@ def train(
 
 
 @contextmanager
-def fitting(model: nn.Module, args: tuple[Any, ...]) -> Iterator[None]:
+def fitting(model: nn.Module, args: tuple[Any, ...]) -> Generator[None]:
     """Blame the inputs where something failed that the stock model cannot run on them either: a shape that does not fit.
 
     The stock model is asked after a failure only: a run of it may take seconds.

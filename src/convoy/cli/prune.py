@@ -161,11 +161,14 @@ def datasets(
     wanted = replace(wanted, size=options.image_size(size) or wanted.size)
     with torch.no_grad():
         classes = class_scores(module(*args)).shape[1]
-    of = {"preprocessing": wanted, "classes": classes, "limit": images}
-    training = load_dataset(finetune_on, "train", **of) if finetune_on else None
+
+    def read(source: str, split: str) -> Dataset:
+        return load_dataset(source, split, preprocessing=wanted, classes=classes, limit=images)
+
+    training = read(finetune_on, "train") if finetune_on else None
     if evaluate_on is None:
-        return training, load_dataset(str(finetune_on), "test", **of)
-    return training, load_dataset(evaluate_on, "test" if own_splits(evaluate_on) else "all", **of)
+        return training, read(str(finetune_on), "test")
+    return training, read(evaluate_on, "test" if own_splits(evaluate_on) else "all")
 
 
 def save(module: nn.Module, output: Path | None, summary: PruneSummary) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from convoy.cli import options
@@ -58,9 +59,11 @@ class StudySession:
         self._bar.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._runner.close()
-        self._bar.__exit__(*error)
+        self._bar.__exit__(kind, error, trace)
 
     def layers(self, points: dict[str, list[SweepPoint]], *, energy: bool) -> None:
         """Measure swept and listed layers, curve by curve."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,7 @@ def train(
 
 
 @contextmanager
-def _interruptible(checkpoint: Path | None, *, resume: bool) -> Iterator[None]:
+def _interruptible(checkpoint: Path | None, *, resume: bool) -> Generator[None]:
     """Ctrl-C removes the unfinished checkpoint and reports the position of the last one."""
     if checkpoint is None:
         interrupt.keeps(lambda: f"nothing of this training is kept (see --checkpoint); {interrupt.MEASURED}")
@@ -207,7 +207,7 @@ def distributed(module: nn.Module, device: str) -> nn.Module:
 
 
 @contextmanager
-def processes(device: str) -> Iterator[tuple[str, int, int]]:
+def processes(device: str) -> Generator[tuple[str, int, int]]:
     """Device word, rank and number of the processes that torchrun started; one alone without it."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
@@ -226,7 +226,7 @@ def processes(device: str) -> Iterator[tuple[str, int, int]]:
         yield device, dist.get_rank(), dist.get_world_size()
         # All processes leave together. One that leaves first may reset the connection of one that waits: nothing is lost.
         with suppress(RuntimeError):
-            dist.barrier()
+            dist.barrier()  # pyright: ignore[reportUnknownMemberType] - torch.distributed is untyped
     finally:
         gc.collect()  # a DistributedDataParallel that is left to the interpreter's end may abort there
         dist.destroy_process_group()

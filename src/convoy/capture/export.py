@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Any, Final
 
@@ -56,7 +56,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Generator[None]:
     """Put a module in evaluation mode for a while; every submodule's training flag is put back."""
     before = [(module, module.training) for module in model.modules()]
     try:
@@ -71,7 +71,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     """Keep the exporter's log, warnings and prints off the screen: what it has to say when it fails is in its exception.
 
     What it prints is the graph until the fault, some thousand lines for a detector. Other threads print meanwhile as ever.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, Final
 
 import torch
@@ -32,7 +32,7 @@ class PythonState:
         self._refused = ""
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> Generator[None]:
         """Watch a run. Random numbers drawn from Python and NumPy are given back."""
         generators = _generators()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -154,7 +154,7 @@ class TracedStep(nn.Module):
         self._python.check()
 
     @contextlib.contextmanager
-    def _placed(self, traced: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    def _placed(self, traced: Mapping[str, torch.Tensor]) -> Generator[None]:
         """The tracer's tensors where the copy's modules look for them."""
         before = [(part, key, part[key]) for part, key, _ in self._places]
         try:
@@ -229,7 +229,7 @@ def _separate(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 @contextlib.contextmanager
-def _no_foreign_hooks() -> Iterator[None]:
+def _no_foreign_hooks() -> Generator[None]:
     """Refuse a module with hooks of the user's before it calls them, wherever the code has it from."""
     thread = threading.get_ident()
 

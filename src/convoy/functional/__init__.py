@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -91,6 +92,9 @@ def conv2d(
     with device_context(x.device):
         target = _target(x.device, torch.get_num_threads())
         config, problem = choose_config(engine, with_mask(engine, problem, weight, settings), target, settings)
-        y = ConvolutionFunction.apply(pad_odd_same(batch, problem), weight, bias, problem, config, target, settings)
-    y = y.contiguous(memory_format=FORMATS[layout_of(batch)])
+        convolve: Any = ConvolutionFunction  # autograd declares no types of `apply`
+        made: torch.Tensor = convolve.apply(
+            pad_odd_same(batch, problem), weight, bias, problem, config, target, settings
+        )
+    y = made.contiguous(memory_format=FORMATS[layout_of(batch)])
     return y.squeeze(0) if x.dim() == 3 else y

@@ -105,7 +105,9 @@ class ConvolutionFunction(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - torch declares *grad_outputs
+        ctx: Any, dy: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         """Only the gradients that are wanted, by the same engine where it computes them."""
         x, weight = ctx.saved_tensors
         problem, config, target, settings = ctx.how

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -27,7 +28,7 @@ def choose_config(
     """A config, and the problem in a layout that its engine takes."""
     if engine == "auto":
         return _fastest(problem, target, settings, _stamp(settings.db)), problem
-    if not isinstance(engine, str):
+    if not isinstance(engine, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass anything
         raise InputError("engine", engine, "an engine's id, or auto")
     found = load_engine(engine, settings.engines)
     refusals: list[str] = []
@@ -47,7 +48,11 @@ def first_config(engine: Engine, problem: ConvProblem, target: Target, settings:
 
 def with_mask(engine: str, problem: ConvProblem, weight: torch.Tensor, settings: Settings) -> ConvProblem:
     """The problem with the weight's zeros, where the engine asked for is made for them."""
-    if engine == "auto" or not isinstance(engine, str) or not load_engine(engine, settings.engines).reads_mask:
+    if (
+        engine == "auto"
+        or not isinstance(cast("object", engine), str)
+        or not load_engine(engine, settings.engines).reads_mask
+    ):
         return problem
     return problem.with_mask(mask_of(weight))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, cast
 
 import torch
 from torch.nn.functional import pad
@@ -111,14 +111,16 @@ def layout_of(x: torch.Tensor) -> str:
 
 
 def _integers(name: str, value: object, least: int) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    values: tuple[Any, ...] = tuple(cast("Sequence[Any]", value)) if isinstance(value, (tuple, list)) else (value,)
     try:
         found = tuple(operator.index(v) for v in values if not isinstance(v, bool))
     except TypeError:
         found = ()
     if len(found) != len(values) or any(v < least for v in found):
         raise InputError(
-            name, value, f"integers of at least {least}" if len(values) > 1 else f"an integer of at least {least}"
+            name,
+            cast("object", value),
+            f"integers of at least {least}" if len(values) > 1 else f"an integer of at least {least}",
         )
     return found
 

@@ -12,10 +12,10 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -89,24 +89,28 @@ def overrides_train(module: nn.Module) -> bool:
 def attributes_of(model: nn.Module) -> dict[str, object]:
     """Numbers, strings and summaries of collections in the attributes of a model's modules, by `module.attribute`."""
     found: dict[str, object] = {}
-    for path, module in model.named_modules():
+    modules = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
+    for path, module in modules:
         for name, value in vars(module).items():
             if isinstance(value, (bool, int, float, str, type(None))):
                 found[f"{path}.{name}" if path else name] = value
             elif isinstance(value, (list, dict, set)) and not name.startswith("_"):
-                found[f"{path}.{name}" if path else name] = (type(value).__name__, len(value), repr_of(value))
+                held = cast("list[Any]", value)
+                found[f"{path}.{name}" if path else name] = (type(held).__name__, len(held), repr_of(held))
     return found
 
 
 def repr_of(value: list[Any] | dict[Any, Any] | set[Any]) -> tuple[object, ...]:
     """The numbers and strings of a collection; other items by their types."""
-    items = list(value.items()) if isinstance(value, dict) else list(value)
+    items: list[Any] = [*value.items()] if isinstance(value, dict) else [*value]
     plain = (bool, int, float, str, type(None))
-    return tuple(item if isinstance(item, plain) else str(type(item)) for item in pytree.tree_leaves(items))
+    return tuple(
+        item if isinstance(item, plain) else str(type(item)) for item in cast("list[Any]", pytree.tree_leaves(items))
+    )
 
 
 @contextmanager
-def preserve_global_state() -> Iterator[None]:
+def preserve_global_state() -> Generator[None]:
     """Run one thread at a time, and restore random states, environment variables and flags afterwards.
 
     Held for the whole of a public call that tunes: of two that time programs at once, neither would learn the truth. Dynamo's own
@@ -214,5 +218,5 @@ def _setting(write: Callable[[str, Any], None], device: str) -> Callable[[Any], 
 
 
 def _set_filters(value: list[Any]) -> None:
-    warnings.filters[:] = value
+    cast("list[Any]", warnings.filters)[:] = value
     warnings._filters_mutated()  # type: ignore[attr-defined] - Python's word for it in 3.11 and 3.12

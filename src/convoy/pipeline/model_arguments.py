@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,8 +23,9 @@ def checked_model(model: Any) -> nn.Module:
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise InputError("model", model.__name__, "a torch.nn.Module, not its class", "Make an instance of it.")
     if not isinstance(model, nn.Module):
-        what = getattr(model, "__name__", None) or type(model).__name__
-        todo = "Put the function into a module's forward." if callable(model) else ""
+        given = cast("Any", model)
+        what = str(getattr(given, "__name__", None) or type(given).__name__)
+        todo = "Put the function into a module's forward." if callable(given) else ""
         raise InputError("model", what, "a torch.nn.Module", todo)
     if isinstance(model, OptimizedModule):
         return model.model
@@ -40,12 +42,13 @@ def checked_arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str
     if isinstance(args, torch.Tensor):
         given: tuple[Any, ...] = (args,)
     elif isinstance(args, (tuple, list)):
-        given = tuple(args)
+        given = tuple(cast("Sequence[Any]", args))
     else:
         raise InputError("args", args, "a tuple of the model's arguments, or one tensor", "Pass (x,).")
-    if kwargs is not None and not (isinstance(kwargs, dict) and all(isinstance(name, str) for name in kwargs)):
-        raise InputError("kwargs", kwargs, "a dict of keyword arguments by name, or None")
-    return given, dict(kwargs or {})
+    named: dict[Any, Any] | None = cast("Any", kwargs) if isinstance(kwargs, dict) or kwargs is None else {None: kwargs}
+    if named is not None and not all(isinstance(name, str) for name in named):
+        raise InputError("kwargs", cast("object", kwargs), "a dict of keyword arguments by name, or None")
+    return given, dict(named or {})
 
 
 def checked_name(name: Any, model: nn.Module) -> str:

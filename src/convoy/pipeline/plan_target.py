@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils import _pytree as pytree
 
 from convoy.errors import InputError, PlanError
@@ -27,7 +26,7 @@ def device_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     for argument, those in (("args", tensors), ("model", held)):
         if any(isinstance(t, FakeTensor) for t in those):
             raise InputError(argument, "FakeTensor", "tensors with data", "Leave FakeTensorMode before this call.")
-    if any(isinstance(t, UninitializedTensorMixin) for t in held):
+    if any(isinstance(t, (nn.UninitializedParameter, nn.UninitializedBuffer)) for t in held):
         raise InputError("model", type(model).__name__, "parameters with values", "Run it once: it has lazy layers.")
     found = sorted({t.device.type for t in (*tensors, *held)})
     if len(found) != 1:

@@ -151,5 +151,5 @@ def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str]
         workspace_bytes=max((step.workspace_bytes for step in steps), default=0),
         activation_bytes=arena.size_bytes,
         notes=(*net.captured.notes, *stock_defects(net), *choice.notes, *notes),
-        border=net.border,
+        border=dict(net.border),
     )

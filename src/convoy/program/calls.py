@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -207,7 +207,7 @@ def autocast_state() -> Autocast:
 
 
 @contextlib.contextmanager
-def autocast_as(state: Autocast) -> Iterator[None]:
+def autocast_as(state: Autocast) -> Generator[None]:
     """Switch autocast on for the device types of a state, and off for others."""
     wanted = dict(state)
     with contextlib.ExitStack() as stack:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, Literal
 
 from torch import nn
@@ -179,7 +179,7 @@ class ProgramCache:
             warn_user(reason)
 
     @contextlib.contextmanager
-    def evaluating(self, model: nn.Module) -> Iterator[None]:
+    def evaluating(self, model: nn.Module) -> Generator[None]:
         """Put the stock module in evaluation mode for a while; training flags are restored.
 
         If training mode was switched on after tuning, the module stays as it is.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ CAPTURE_FAILURES: Final = (RuntimeError, LaunchError)
 
 
 @contextmanager
-def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Generator[None]:
     """Capture the launches of the `with` block on a private stream. Other threads may use the device meanwhile.
 
     The stream first waits for the caller's stream, which waits for it afterwards. If the capture fails, torch's current stream

@@ -22,7 +22,7 @@ from convoy.plan import Plan
 from convoy.program import CudaGraphProgram, Program, build_program
 from convoy.program.recording import first_line
 from convoy.settings import Settings
-from convoy.torch_compile.dispatch_modes import without_modes
+from convoy.torch_compile.dispatch_modes import modes_forbid_tuning, without_modes
 from convoy.torch_compile.result_layout import ResultLayout, layout_of
 from convoy.torch_compile.weight_sets import PackedWeights, WeightSets, version_of
 from convoy.user_warning import warn_user
@@ -89,7 +89,7 @@ class InferenceGraph:
 
     def __call__(self, *inputs: Any) -> Any:
         """Run once."""
-        if self._stock_only or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack():
+        if self._stock_only or modes_forbid_tuning():
             return self._module(*inputs)
         free = self._free_of(inputs)
         # A GPU has its work before the weights are looked at, which takes tens of microseconds (ResNet-50 has 320 tensors). If
@@ -155,7 +155,11 @@ class InferenceGraph:
         self._launches_early = isinstance(program.runnable, CudaGraphProgram) and not self._settings.static_outputs
         layout = self._layout
         assert layout is not None
-        return lambda free: layout(program(free, {}))
+
+        def run(free: tuple[Any, ...]) -> list[Any]:
+            return layout(program(free, {}))
+
+        return run
 
     def _program(self, closed: GraphWithWeights, free: tuple[Any, ...]) -> Program:
         if self.plan is not None:

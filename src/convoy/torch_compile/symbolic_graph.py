@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from convoy.torch_compile.dispatch_modes import modes_forbid_tuning
 from convoy.user_warning import warn_user
 
 MOST_SHAPES: Final = 8
@@ -54,7 +55,7 @@ class SymbolicGraph:
 
     def _fixed(self, key: tuple[Any, ...], inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """The graph for these shapes; None where they are new, or too many were compiled."""
-        if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack():
+        if modes_forbid_tuning():
             return None
         with self._lock:
             if key in self.fixed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,7 +58,7 @@ def options(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
 @contextmanager
 def capturable(
     optimizer: torch.optim.Optimizer, rates: Sequence[torch.Tensor], scaler: torch.amp.GradScaler | None
-) -> Iterator[None]:
+) -> Generator[None]:
     """Let an optimizer be captured: learning rates are tensors, its form is one that never waits for the device.
 
     SGD and scaled optimizers are given their fused form: the other forms of SGD ask the host for a learning rate that is a

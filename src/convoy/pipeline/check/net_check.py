@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import torch
@@ -15,7 +15,7 @@ from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.check.stock_graph import baseline_run, stock_graph
 from convoy.pipeline.isolation import IsolatedCopy
 from convoy.pipeline.net import Net
-from convoy.program import Program
+from convoy.program import CudaGraphProgram, Program
 
 
 class NetCheck(EndToEndCheck):
@@ -46,7 +46,7 @@ class NetCheck(EndToEndCheck):
         self.note, self.wrong = found.note, found.wrong
 
     @contextmanager
-    def context(self) -> Iterator[None]:
+    def context(self) -> Generator[None]:
         """No gradients, and convolutions as PyTorch runs them."""
         with torch.no_grad(), convolutions("as_torch", torch.device("cuda" if self.cuda else "cpu")):
             yield
@@ -65,5 +65,7 @@ class NetCheck(EndToEndCheck):
         args, kwargs = self._args, self._kwargs
         with fixed_seed():
             errors = end_to_end.errors_against(program(args, kwargs), self._exact)
-        run = program.runnable.replay if self.cuda else lambda: program(args, kwargs)  # type: ignore[union-attr]
+        runnable = program.runnable
+        replay = runnable.replay if isinstance(runnable, CudaGraphProgram) else None
+        run: Callable[[], object] = replay if replay is not None else lambda: program(args, kwargs)
         return ComparedRun("convoy", errors, run)

@@ -7,10 +7,10 @@ causes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import nn
@@ -195,20 +195,20 @@ class _OperatorPerturbation(TorchDispatchMode):
     """
 
     def __init__(self, unit: float) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]  - torch declares no types
         self._unit = unit
         self._draws = torch.Generator().manual_seed(0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and change its results."""
         del types
-        made = func(*args, **(kwargs or {}))
-        results = made if isinstance(made, (tuple, list)) else (made,)
+        made: Any = func(*args, **(kwargs or {}))
+        results = cast("Sequence[Any]", made) if isinstance(made, (tuple, list)) else (made,)
         for value, described in zip(results, func._schema.returns, strict=False):
             alias = described.alias_info
             if isinstance(value, torch.Tensor) and value.is_floating_point() and (alias is None or alias.is_write):
                 self._round(value)
-        return made
+        return cast("Any", made)
 
     def _round(self, value: torch.Tensor) -> None:
         draws_random = torch.Generator(value.device).manual_seed(int(torch.randint(1 << 62, (), generator=self._draws)))

@@ -6,8 +6,9 @@ as much; a fault changes it more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -34,7 +35,8 @@ def _cpu_may_round_to_bf16() -> bool:
     """Whether torch's flags let oneDNN round the operands of fp32 products to bf16 or TF32."""
     if not torch.backends.mkldnn.is_available():
         return False
-    backends = (torch.backends.mkldnn.conv, torch.backends.mkldnn.matmul)
+    mkldnn: Any = torch.backends.mkldnn  # torch does not declare its parts
+    backends = (mkldnn.conv, mkldnn.matmul)
     return any(backend.fp32_precision in ("bf16", "tf32") for backend in backends)
 
 
@@ -55,9 +57,10 @@ class InputPerturbation:
 
 
 @contextmanager
-def fixed_seed() -> Iterator[None]:
+def fixed_seed() -> Generator[None]:
     """Draw random numbers from a fixed seed inside, and restore the generators afterwards."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(0)
+    random: Any = torch.random
+    with random.fork_rng(devices=devices):
+        random.manual_seed(0)
         yield

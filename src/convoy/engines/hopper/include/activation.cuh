@@ -3,8 +3,9 @@
 
 enum Activation { NONE, RELU, RELU6, SILU, HARDSWISH, HARDSIGMOID, SIGMOID, GELU };
 
-// The host defines FAST_DIVISION where results are rounded to a half type: approximate powers and reciprocals of the special function
-// unit, five instructions instead of seventeen, a few units of fp32's last place off. On the CPU the exact form is used.
+// The host defines FAST_DIVISION where results are rounded to a half type: approximate powers and reciprocals of the
+// special function unit, five instructions instead of seventeen, a few units of fp32's last place off. On the CPU the
+// exact form is used.
 #if defined(FAST_DIVISION) && defined(__CUDA_ARCH__)
 static __device__ __forceinline__ float sigmoid(float v) {
   float power, r;

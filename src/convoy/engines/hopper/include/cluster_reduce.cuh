@@ -1,6 +1,7 @@
-// The sum over the blocks of a cluster that share a tile (split-K through distributed shared memory). A tile's sums are cut into items
-// of 64 rows by sixteen columns; item i belongs to block i % SPLIT, the owner. Every block sends the owner its own sums; the owner adds
-// them in the order of the ranks, so that the bits do not depend on who is first.
+// The sum over the blocks of a cluster that share a tile (split-K through distributed shared memory). A tile's sums
+// are cut into items of 64 rows by sixteen columns; item i belongs to block i % SPLIT, the owner. Every block sends
+// the owner its own sums; the owner adds them in the order of the ranks, so that the bits do not depend on who is
+// first.
 #pragma once
 #include <ptx.cuh>
 
@@ -29,7 +30,8 @@ template <int SPLIT, int CONSUMERS, int PARTS, int TILE_N> struct ClusterReduce 
     return bytes;
   }
 
-  static DEVICE_MEMBER void send(const float (&d)[PARTS][TILE_N / 2], u32 sums, u32 arrived, u32 rank, int consumer, int thread) {
+  static DEVICE_MEMBER void send(const float (&d)[PARTS][TILE_N / 2], u32 sums, u32 arrived, u32 rank, int consumer,
+                                 int thread) {
 #pragma unroll
     for (int item = 0; item < ITEMS; item++) {
       int owner = item % SPLIT;
@@ -52,7 +54,8 @@ template <int SPLIT, int CONSUMERS, int PARTS, int TILE_N> struct ClusterReduce 
 #pragma unroll
       for (u32 from = 0; from < SPLIT; from++) {
         float four[4] = {own[0], own[1], own[2], own[3]};
-        if (from != rank) ld_shared_v4(four, inbox(sums, consumer, item / SPLIT, from < rank ? from : from - 1, quad, thread));
+        if (from != rank)
+          ld_shared_v4(four, inbox(sums, consumer, item / SPLIT, from < rank ? from : from - 1, quad, thread));
 #pragma unroll
         for (int i = 0; i < 4; i++) total[i] += four[i];
       }

@@ -1,5 +1,5 @@
-// Parameters of depthwise_shared.cu. Each build replaces this file with its own numbers (nvrtc_source.config_header); these are one
-// configuration that ships, so that an editor and a compiler can open the kernel by itself.
+// Parameters of depthwise_shared.cu. Each build replaces this file with its own numbers (nvrtc_source.config_header);
+// these are one configuration that ships, so that an editor and a compiler can open the kernel by itself.
 #pragma once
 
 enum Parameter : int {

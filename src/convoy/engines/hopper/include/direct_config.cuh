@@ -1,5 +1,6 @@
-// Parameters of direct.cu. Each build replaces this file with its own numbers (nvrtc_source.config_header); these are one configuration
-// that ships, so that an editor and a compiler can open the kernel by itself. Offsets are bytes of shared memory.
+// Parameters of direct.cu. Each build replaces this file with its own numbers (nvrtc_source.config_header); these are
+// one configuration that ships, so that an editor and a compiler can open the kernel by itself. Offsets are bytes of
+// shared memory.
 #pragma once
 
 #define COPY_MODE 0  // how x is copied: 0 a float at a time, 1 four at a time (1x1 filters), 2 all channels as one run

@@ -1,5 +1,5 @@
-// The device of direct.cu besides plain_device.cuh: asynchronous copies to shared memory, clusters, dependent launch. The tests put a file of
-// this name in front of it.
+// The device of direct.cu besides plain_device.cuh: asynchronous copies to shared memory, clusters, dependent launch.
+// The tests put a file of this name in front of it.
 #pragma once
 #include <direct_config.cuh>
 #include <plain_device.cuh>
@@ -23,8 +23,9 @@ DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_group 0;" ::: "mem
 #if __CUDA_ARCH__ >= 900
 DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void griddep_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-// A block's barrier counts the bytes that arrive from the other blocks of its cluster. A cluster barrier that publishes writes would wait
-// for all stores under way, half a microsecond. The order: init and expect, arrive at the cluster barrier; wait there; send; wait for bytes.
+// A block's barrier counts the bytes that arrive from the other blocks of its cluster. A cluster barrier that
+// publishes writes would wait for all stores under way, half a microsecond. The order: init and expect, arrive at the
+// cluster barrier; wait there; send; wait for bytes.
 DEVICE void mbarrier_init_expect_tx(void* bar, int bytes) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;\n"
                "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
@@ -48,7 +49,8 @@ DEVICE void st_async(float* to, int rank, const float* v, void* bar) {
                ::"r"(there), "r"(counted), "f"(v[0]) : "memory");
 #endif
 }
-// After 2^24 tries the kernel stops with an error, instead of hanging the device; the longest real wait is far shorter.
+// After 2^24 tries the kernel stops with an error, instead of hanging the device; the longest real wait is far
+// shorter.
 DEVICE void mbarrier_wait(void* bar) {
   unsigned done, tries = 0;
   do {

@@ -1,5 +1,5 @@
-// Parameters of first_layer.cu. Each build replaces this file with its own numbers (nvrtc_source.config_header); these are one
-// configuration that ships, so that an editor and a compiler can open the kernel by itself.
+// Parameters of first_layer.cu. Each build replaces this file with its own numbers (nvrtc_source.config_header); these
+// are one configuration that ships, so that an editor and a compiler can open the kernel by itself.
 #pragma once
 
 #define VALUE_BYTES 2  // of a value of x and y: 2 are half values, 4 are fp32 with TF32 products

@@ -1,5 +1,5 @@
-// first_layer.cu, results in fp32: from a row of products to y. A warp stores eight filters of four pixels at a time, 32 bytes each, without
-// shared memory.
+// first_layer.cu, results in fp32: from a row of products to y. A warp stores eight filters of four pixels at a time,
+// 32 bytes each, without shared memory.
 #pragma once
 #include <activation.cuh>
 #include <first_layer_image.cuh>
@@ -11,7 +11,8 @@ enum : int {
 };
 enum : u32 { LEAST_FLOAT = 0xff800000u };  // minus infinity
 
-// A lane's two filters of one row, or of the maximum of some rows, as products leave them: of eight columns two of each filter.
+// A lane's two filters of one row, or of the maximum of some rows, as products leave them: of eight columns two of
+// each filter.
 struct ResultRow {
   float values[TILE_N / 2];
 

@@ -1,4 +1,5 @@
-// first_layer.cu, results in half types: from a row of products to y, through shared memory. A word has two neighbouring results.
+// first_layer.cu, results in half types: from a row of products to y, through shared memory. A word has two
+// neighbouring results.
 #pragma once
 #include <activation.cuh>
 #include <first_layer_image.cuh>
@@ -68,8 +69,8 @@ DEVICE u32 given_word(const u32 (&rows)[2][GROUPS], int pair, int i, int thread)
   }
 }
 
-DEVICE void store_rows(const u32 (&rows)[2][GROUPS], u32 staged, int consumer, int thread, int row, Value* __restrict__ y,
-                       int pitch) {
+DEVICE void store_rows(const u32 (&rows)[2][GROUPS], u32 staged, int consumer, int thread, int row,
+                       Value* __restrict__ y, int pitch) {
   const int each = POOLED ? 4 : 2;  // groups of a pair
 #pragma unroll
   for (int pair = 0; pair < (GROUPS + each - 1) / each; pair++) {

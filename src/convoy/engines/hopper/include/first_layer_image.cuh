@@ -1,5 +1,5 @@
-// first_layer.cu: rows of the image in shared memory, four channels a pixel with zeros around them. A chunk is sixteen bytes: two pixels of
-// half values or one of fp32. An item is what a thread reads at once: the pixels of a chunk.
+// first_layer.cu: rows of the image in shared memory, four channels a pixel with zeros around them. A chunk is sixteen
+// bytes: two pixels of half values or one of fp32. An item is what a thread reads at once: the pixels of a chunk.
 #pragma once
 #include <first_layer_config.cuh>
 #include <ptx.cuh>
@@ -23,7 +23,8 @@ enum : int {
 };
 
 #if VALUE_BYTES == 2
-// Two pixels of a row of the image, from an even column on, as words of two values each. Anything may follow the last pixel.
+// Two pixels of a row of the image, from an even column on, as words of two values each. Anything may follow the last
+// pixel.
 DEVICE void read_item(u32 (&words)[X_CHANNELS], const Value* __restrict__ x, int h, int column) {
   const Value* from = x + ((long long)h * X_COLUMNS + column) * X_CHANNELS;
   if constexpr (PIXEL_PAIRS_ALIGNED) {
@@ -62,7 +63,8 @@ DEVICE void put_pixel(u32 chunk, int place, const u32 (&words)[X_CHANNELS], int 
 // One pixel.
 DEVICE void read_item(u32 (&words)[X_CHANNELS], const Value* __restrict__ x, int h, int column) {
 #pragma unroll
-  for (int i = 0; i < X_CHANNELS; i++) words[i] = ((const u32*)x)[((long long)h * X_COLUMNS + column) * X_CHANNELS + i];
+  for (int i = 0; i < X_CHANNELS; i++)
+    words[i] = ((const u32*)x)[((long long)h * X_COLUMNS + column) * X_CHANNELS + i];
 }
 
 DEVICE void put_pixel(u32 chunk, int, const u32 (&words)[X_CHANNELS], int) {

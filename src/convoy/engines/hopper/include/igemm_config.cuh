@@ -1,5 +1,5 @@
-// Parameters of igemm.cu. Each build replaces this file with its own numbers (nvrtc_source.config_header); these are one configuration
-// that ships, so that an editor and a compiler can open the kernel by itself.
+// Parameters of igemm.cu. Each build replaces this file with its own numbers (nvrtc_source.config_header); these are
+// one configuration that ships, so that an editor and a compiler can open the kernel by itself.
 #pragma once
 
 #define HAS_RESIDUAL 1  // a macro: an unused local array would change the order of registers

@@ -1,5 +1,5 @@
-// igemm.cu: how sums begin, what is added to them, and how they are stored. An item is one row of 32 filters; of a split, each item is
-// stored by one block, the owner.
+// igemm.cu: how sums begin, what is added to them, and how they are stored. An item is one row of 32 filters; of a
+// split, each item is stored by one block, the owner.
 #pragma once
 #include <activation.cuh>
 #include <igemm_layout.cuh>
@@ -19,7 +19,8 @@ template <int BYTES> struct ResidualType { typedef PairsOfFloats Type; };
 template <> struct ResidualType<2> { typedef uint4 Type; };
 typedef ResidualType<VALUE_BYTES>::Type Residual;
 
-DEVICE void load(uint4& added, int g, int pixel, int n0, int lane, const u16* __restrict__ residual, const Sizes& sizes) {
+DEVICE void load(uint4& added, int g, int pixel, int n0, int lane, const u16* __restrict__ residual,
+                 const Sizes& sizes) {
   const u16* row = residual + (long long)pixel * sizes.k;
   int column = n0 + (4 * g + lane) * 8;  // of this lane's sixteen bytes
   added = make_uint4(0, 0, 0, 0);
@@ -37,9 +38,10 @@ DEVICE void load(PairsOfFloats& added, int g, int pixel, int n0, int lane, const
   }
 }
 
-// Stores groups 4g to 4g + 3, of eight filters each, of one row. A lane has two neighbours of each group; lanes exchange until each has
-// the eight filters of one group.
-DEVICE void store(float (&v)[8], const uint4& added, int g, int pixel, int n0, int lane, u16* __restrict__ y, const Sizes& sizes) {
+// Stores groups 4g to 4g + 3, of eight filters each, of one row. A lane has two neighbours of each group; lanes
+// exchange until each has the eight filters of one group.
+DEVICE void store(float (&v)[8], const uint4& added, int g, int pixel, int n0, int lane, u16* __restrict__ y,
+                  const Sizes& sizes) {
   bool inside = pixel < sizes.pixels;
   long long row = (long long)pixel * sizes.pitch;
   int column = n0 + (4 * g + lane) * 8;
@@ -80,7 +82,8 @@ DEVICE void store(float (&v)[8], const PairsOfFloats& added, int g, int pixel, i
 }
 
 // Sums begin with the bias (in one block of a split), so that adding it costs nothing where results are stored.
-DEVICE void begin(float (&d)[PARTS][TILE_N / 2], int n0, int lane, const Value* __restrict__ bias, u32 rank, const Sizes& sizes) {
+DEVICE void begin(float (&d)[PARTS][TILE_N / 2], int n0, int lane, const Value* __restrict__ bias, u32 rank,
+                  const Sizes& sizes) {
 #pragma unroll
   for (int group = 0; group < GROUPS; group++) {
     float low = 0.f, high = 0.f;
@@ -125,7 +128,8 @@ DEVICE u32 inbox(u32 stages, int consumer, int owned, u32 from, int quad, int th
 
 DEVICE u32 inbox_bytes(u32 rank) { return (ITEMS - rank + SPLIT - 1) / SPLIT * CONSUMERS * (SPLIT - 1) * 128 * 32; }
 
-DEVICE void send_sums(const float (&d)[PARTS][TILE_N / 2], u32 stages, u32 arrived, u32 rank, int consumer, int thread) {
+DEVICE void send_sums(const float (&d)[PARTS][TILE_N / 2], u32 stages, u32 arrived, u32 rank, int consumer,
+                      int thread) {
 #pragma unroll
   for (int item = 0; item < ITEMS; item++) {
     if (item % SPLIT == rank) continue;

@@ -33,8 +33,8 @@ DEVICE int count_of(u32 rank, const Sizes& sizes) {
   return SPLIT == 1 || left < sizes.each ? left : sizes.each;
 }
 
-// Where an iteration reads: channels from c on, at a filter tap so far right and down. Counted up instead of computed: the copying
-// thread has to keep up with the products.
+// Where an iteration reads: channels from c on, at a filter tap so far right and down. Counted up instead of computed:
+// the copying thread has to keep up with the products.
 struct Place {
   int c, tap, right, down;
   DEVICE_MEMBER void begin(u32 rank, const Sizes& sizes) {

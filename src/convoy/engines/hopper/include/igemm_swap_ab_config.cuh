@@ -1,11 +1,13 @@
-// Parameters of igemm_swap_ab.cu and block_sparse.cu. Each build replaces this file with its own numbers (nvrtc_source.config_header);
-// these are one configuration that ships, so that an editor and a compiler can open the kernels by themselves. The parameters that decide
-// which arguments a kernel has are macros; the others are constants.
+// Parameters of igemm_swap_ab.cu and block_sparse.cu. Each build replaces this file with its own numbers
+// (nvrtc_source.config_header); these are one configuration that ships, so that an editor and a compiler can open the
+// kernels by themselves. The parameters that decide which arguments a kernel has are macros; the others are constants.
 #pragma once
 
 #define FP32_RESULTS 0  // 1: bias, residual and y are fp32, and each lane stores its own sums
-#define STAGED_STORE 0  // results go through shared memory and tensor copies: 1 some of their own, 2 the ring's (one tile a block)
-#define WEIGHT_LAYOUT 0  // 0 packed on the host; 1 [k, taps, c] as it lies; 2 the same for a gradient of x: wgmma transposes it
+// Results go through shared memory and tensor copies: 1 some of their own, 2 the ring's (one tile a block).
+#define STAGED_STORE 0
+// 0 packed on the host; 1 [k, taps, c] as it lies; 2 the same for a gradient of x: wgmma transposes it.
+#define WEIGHT_LAYOUT 0
 #define SPARSE 0  // 1: 2:4 weights, two values of every four channels with metadata that says which two
 
 enum Parameter : int {

@@ -1,4 +1,5 @@
-// igemm_swap_ab.cu, results in fp32: each lane stores its own sums, four bytes each; eight lanes have neighbouring filters of one pixel.
+// igemm_swap_ab.cu, results in fp32: each lane stores its own sums, four bytes each; eight lanes have neighbouring
+// filters of one pixel.
 #pragma once
 #include <igemm_swap_ab_layout.cuh>
 
@@ -6,7 +7,8 @@
 // Of planes: 1 / s of x, and of every filter of the weight.
 struct Scales { const float *x, *weight; };
 
-// Where a lane's sums of a part belong: a warp's sixteen filters from `filter` on, of which the lane has its own and the one eight below.
+// Where a lane's sums of a part belong: a warp's sixteen filters from `filter` on, of which the lane has its own and
+// the one eight below.
 struct Target {
   int pixel0, filter;
   Corner tile;
@@ -39,8 +41,10 @@ DEVICE Finish finish_of(int filter, const Scales& scales, const Value* __restric
   return found;
 }
 
-// A lane has eight sums of two groups of eight pixels. Sum i: two neighbouring pixels of each of two filters, of each group.
-DEVICE void load_eight(float (&more)[8], int g, const Target& to, int lane, const Value* __restrict__ residual, const Sizes& sizes) {
+// A lane has eight sums of two groups of eight pixels. Sum i: two neighbouring pixels of each of two filters, of each
+// group.
+DEVICE void load_eight(float (&more)[8], int g, const Target& to, int lane, const Value* __restrict__ residual,
+                       const Sizes& sizes) {
   int own = 0;
   // Opaque: the compiler would compute the places of all columns before the first product, and keep them in registers.
   if constexpr (HAS_RESIDUAL) own = (int)opaque(lane % 4 * 2);
@@ -76,10 +80,10 @@ enum : int {
   ASKED = PARTS == 1 ? 2 : 1,  // pairs of groups whose residuals are loaded together, as registers allow
 };
 
-// A warp's sixteen filters of a part, by all pixels of the tile. Residuals are loaded for some groups at a time, before these are
-// stored: a load behind a store waits for it.
-DEVICE void store_fp32(const float (&d)[TILE_N / 2], const Target& to, int lane, const Finish& finish, const Sizes& sizes,
-                       Value* __restrict__ y, const Value* __restrict__ residual) {
+// A warp's sixteen filters of a part, by all pixels of the tile. Residuals are loaded for some groups at a time,
+// before these are stored: a load behind a store waits for it.
+DEVICE void store_fp32(const float (&d)[TILE_N / 2], const Target& to, int lane, const Finish& finish,
+                       const Sizes& sizes, Value* __restrict__ y, const Value* __restrict__ residual) {
 #pragma unroll
   for (int first = 0; first < GROUPS; first += 2 * ASKED) {
     float more[ASKED][8];
@@ -92,9 +96,9 @@ DEVICE void store_fp32(const float (&d)[TILE_N / 2], const Target& to, int lane,
 }
 
 // With SPLIT: the items that this block owns.
-DEVICE void store_owned_fp32(float (&d)[PARTS][TILE_N / 2], const SmemLayout& smem, int consumer, int thread, const Target& to,
-                             const Finish (&finish)[PARTS], const Sizes& sizes, Value* __restrict__ y,
-                             const Value* __restrict__ residual) {
+DEVICE void store_owned_fp32(float (&d)[PARTS][TILE_N / 2], const SmemLayout& smem, int consumer, int thread,
+                             const Target& to, const Finish (&finish)[PARTS], const Sizes& sizes,
+                             Value* __restrict__ y, const Value* __restrict__ residual) {
   int lane = thread % 32;
   if (Reduce::inbox_bytes(smem.rank)) mbarrier_wait_acquire_cluster(smem.arrived, 0);
 #pragma unroll

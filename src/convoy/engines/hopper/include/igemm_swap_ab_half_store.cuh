@@ -1,6 +1,7 @@
 // Kernels whose rows are filters and whose results are half values: from a warp's sums to y, sixteen bytes a lane.
 //
-// A warp has sixteen filters. Of two groups of eight pixels a lane stores, or reads of the residual, eight filters of one pixel.
+// A warp has sixteen filters. Of two groups of eight pixels a lane stores, or reads of the residual, eight filters of
+// one pixel.
 #pragma once
 #include <igemm_swap_ab_sums.cuh>
 #include <lane_transpose.cuh>
@@ -49,11 +50,12 @@ DEVICE void store_groups(const float (&d)[TILE_N / 2], int g, uint4 more, const 
 #pragma unroll
   for (int i = 0; i < 4; i++) words[i] = movmatrix_trans(words[i]);
   transpose_four_lanes(words, lane % 4);
-  if (to.inside) *(uint4*)(y + (long long)to.pixel * pitch + to.filter) = make_uint4(words[0], words[1], words[2], words[3]);
+  if (to.inside)
+    *(uint4*)(y + (long long)to.pixel * pitch + to.filter) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// A warp's sixteen filters of a part, by all pixels of the tile. Residuals are loaded for some groups at a time, before these are
-// stored: a load behind a store waits for it.
+// A warp's sixteen filters of a part, by all pixels of the tile. Residuals are loaded for some groups at a time,
+// before these are stored: a load behind a store waits for it.
 DEVICE void store_sums(const float (&d)[TILE_N / 2], int pixel0, int filter0, int lane, int pixels, int k, int pitch,
                        Value* __restrict__ y, const Value* __restrict__ residual) {
 #pragma unroll

@@ -1,4 +1,5 @@
-// igemm_swap_ab.cu: the sizes that the host gives, the layout of shared memory, and where in the tensors a copy or a tile is.
+// igemm_swap_ab.cu: the sizes that the host gives, the layout of shared memory, and where in the tensors a copy or a
+// tile is.
 #pragma once
 #include <cluster_reduce.cuh>
 #include <igemm_swap_ab_sums.cuh>
@@ -34,8 +35,8 @@ enum : int {
   SHARE = TILE_N / CLUSTER,  // pixels that one block of a cluster copies
   // Iterations whose products may be under way: their stages are not free yet.
   PENDING = PARTS * TILE_N >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1,
-  // Threads that copy pixels. A wait knows a round by its parity alone: with an odd number of stages, a thread might come to a stage
-  // whose last round it did not fill itself, and arrivals from other blocks might come out of order.
+  // Threads that copy pixels. A wait knows a round by its parity alone: with an odd number of stages, a thread might
+  // come to a stage whose last round it did not fill itself, and arrivals from other blocks might come out of order.
   COPIERS = CLUSTER > 1 && STAGES % 2 ? 1 : 2,
 };
 
@@ -101,7 +102,8 @@ struct Tap {
   }
 };
 
-// A position in the ring of halos: which of a box's nine taps is next, and where its pixels begin, in units of sixteen bytes.
+// A position in the ring of halos: which of a box's nine taps is next, and where its pixels begin, in units of sixteen
+// bytes.
 struct Halo {
   int stage;
   u32 phase, tap, at;

@@ -27,10 +27,11 @@ DEVICE void produce_halos(const TensorMap* x, const SmemLayout& smem, int first,
   }
 }
 
-// Without a halo: one tap's pixels. Two threads copy every other iteration, beginning with `turn`: to find where an iteration reads and
-// to start its copies takes one thread longer than the products of a small tile. Work items are ordered filters first: those that run at
-// one time share their pixels.
-DEVICE void produce_pixels(const TensorMap* x, const SmemLayout& smem, int turn, int first, int step, const Sizes& sizes) {
+// Without a halo: one tap's pixels. Two threads copy every other iteration, beginning with `turn`: to find where an
+// iteration reads and to start its copies takes one thread longer than the products of a small tile. Work items are
+// ordered filters first: those that run at one time share their pixels.
+DEVICE void produce_pixels(const TensorMap* x, const SmemLayout& smem, int turn, int first, int step,
+                           const Sizes& sizes) {
   Ring ring = {0, 0};
   int count = count_of(smem.rank, sizes);
   if (turn) ring.next();
@@ -44,11 +45,13 @@ DEVICE void produce_pixels(const TensorMap* x, const SmemLayout& smem, int turn,
     if (turn)
       for (int block = 0; block < DEPTH; block++) at.next(sizes);
     if (work == first) {
-      // The stages of the first round are empty: their barriers are told what will come before the kernel in front has ended.
+      // The stages of the first round are empty: their barriers are told what will come before the kernel in front has
+      // ended.
       told = count < STAGES ? count : STAGES;
       for (int i = turn; i < told; i += COPIERS) mbarrier_arrive_expect_tx(smem.full + 8 * i, DEPTH * PIXEL_BYTES);
       griddep_wait();
-      griddep_launch_dependents();  // not earlier: with three kernels at one time, some multiprocessors would get two blocks of one
+      // Not earlier: with three kernels at one time, some multiprocessors would get two blocks of one
+      griddep_launch_dependents();
     }
     for (int i = turn; i < count; i += COPIERS) {
       u32 pixels = smem.stages + ring.stage * STAGE_BYTES, bar = smem.full + 8 * ring.stage;
@@ -64,8 +67,8 @@ DEVICE void produce_pixels(const TensorMap* x, const SmemLayout& smem, int turn,
             tma_load_im2col(pixels + plane * TILE_N * 128, x, bar, at.c, width, h, image_of_plane(image, plane, sizes),
                             (u16)at.right, (u16)at.down);
         } else {
-          tma_load_im2col_multicast(pixels + smem.rank * SHARE * 128, x, bar, at.c, width, h, image, (u16)at.right, (u16)at.down,
-                                    (1 << CLUSTER) - 1);
+          tma_load_im2col_multicast(pixels + smem.rank * SHARE * 128, x, bar, at.c, width, h, image, (u16)at.right,
+                                    (u16)at.down, (1 << CLUSTER) - 1);
         }
         at.next(sizes);
       }
@@ -76,15 +79,17 @@ DEVICE void produce_pixels(const TensorMap* x, const SmemLayout& smem, int turn,
         ring.next();
       }
     }
-    if (COPIERS == 2) turn ^= count & 1;  // the thread that had a tile's last iteration does not have the next tile's first
+    // The thread that had a tile's last iteration does not have the next tile's first
+    if (COPIERS == 2) turn ^= count & 1;
   }
 }
 
 #if WEIGHT_LAYOUT
 typedef const TensorMap* Weights;
 
-// A block of a weight [k, taps, c] as it lies. Layout 2, a gradient of x: the rows are the weight's channels and the sum is over its
-// filters, with the taps from the last one on: 64 rows of shared memory for the sum, each of 64 channels.
+// A block of a weight [k, taps, c] as it lies. Layout 2, a gradient of x: the rows are the weight's channels and the
+// sum is over its filters, with the taps from the last one on: 64 rows of shared memory for the sum, each of 64
+// channels.
 DEVICE void copy_weight_block(u32 to, Weights weights, u32 bar, int c, int tap, int filter0, const Sizes& sizes) {
   if constexpr (WEIGHT_LAYOUT == 1) {
     tma_load_3d(to, weights, bar, c, tap, filter0);
@@ -126,7 +131,8 @@ DEVICE void produce_weights(Weights weights, const SmemLayout& smem, int first, 
 #else
 typedef const unsigned char* Weights;
 
-// Packed weights: an iteration is one run of bytes. They were packed long ago, so that their copies wait for no kernel in front.
+// Packed weights: an iteration is one run of bytes. They were packed long ago, so that their copies wait for no kernel
+// in front.
 DEVICE void produce_weights(Weights weights, const SmemLayout& smem, int first, int step, const Sizes& sizes) {
   Ring ring = {0, 0};
   int count = count_of(smem.rank, sizes);
@@ -138,7 +144,8 @@ DEVICE void produce_weights(Weights weights, const SmemLayout& smem, int first, 
     for (int i = 0; i < count; i++) {
       u32 bar = smem.full + 8 * ring.stage;
       if (i == STAGES && work == first) {
-        // The ring is full and waits for pixels: the weights that follow are brought to L2, a share by each block that wants them.
+        // The ring is full and waits for pixels: the weights that follow are brought to L2, a share by each block that
+        // wants them.
         int shares = fast_div(step, sizes.groups_divisor);
         for (int ahead = tile; ahead < count - i; ahead += shares > 0 ? shares : 1)
           bulk_prefetch(chunk + ahead * (DEPTH * CHUNK_BYTES), DEPTH * CHUNK_BYTES);

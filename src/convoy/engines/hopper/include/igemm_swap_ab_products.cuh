@@ -26,8 +26,8 @@ struct ReadPosition {
   }
 };
 
-// A thread's words of metadata for the 2:4 weights of an iteration. One word serves two products: even pairs of lanes have the first
-// product's, odd pairs the second's.
+// A thread's words of metadata for the 2:4 weights of an iteration. One word serves two products: even pairs of lanes
+// have the first product's, odd pairs the second's.
 struct Metadata { u32 words[DEPTH][PARTS]; };
 
 #if SPARSE
@@ -105,14 +105,16 @@ DEVICE void start_iteration(SumsOf<PLANES_OF_SUMS>& sums, Metadata& metadata, Re
 }
 
 // The correction begins with zeros: no filter is smaller than k = 0.
-template <int PLANES_OF_SUMS> DEVICE void begin_correction(SumsOf<PLANES_OF_SUMS>& sums, int filter0, int lane, const Value* bias) {
+template <int PLANES_OF_SUMS>
+DEVICE void begin_correction(SumsOf<PLANES_OF_SUMS>& sums, int filter0, int lane, const Value* bias) {
   begin(sums.correction, filter0, lane, 0, bias);
 }
 
 // All iterations of a tile. `done` follows `at` by the iterations whose products may be under way.
-DEVICE void multiply_tile(Sums& sums, ReadPosition& at, ReadPosition& done, const SmemLayout& smem, int count, int consumer,
-                          int thread, int lane) {
-  // Products read the registers of their metadata until they have ended: one set for each iteration under way, and one for the next.
+DEVICE void multiply_tile(Sums& sums, ReadPosition& at, ReadPosition& done, const SmemLayout& smem, int count,
+                          int consumer, int thread, int lane) {
+  // Products read the registers of their metadata until they have ended: one set for each iteration under way, and one
+  // for the next.
   constexpr int SETS = PENDING + 1;
   Metadata metadata[SETS];
   int i = 0;
@@ -133,11 +135,11 @@ DEVICE void multiply_tile(Sums& sums, ReadPosition& at, ReadPosition& done, cons
   wgmma_wait_group<0>();
 }
 
-// The same for planes. A tensor core cuts what it adds, toward zero: so each block's body is a short sum, added to the total as fp32
-// adds; the low planes are 2048 times their value (docs/kernels/split_fp32.md).
+// The same for planes. A tensor core cuts what it adds, toward zero: so each block's body is a short sum, added to the
+// total as fp32 adds; the low planes are 2048 times their value (docs/kernels/split_fp32.md).
 template <int PLANES_OF_SUMS>
-DEVICE void multiply_planes(SumsOf<PLANES_OF_SUMS>& sums, ReadPosition& at, ReadPosition& done, const SmemLayout& smem, int count,
-                            int consumer, int thread, int lane) {
+DEVICE void multiply_planes(SumsOf<PLANES_OF_SUMS>& sums, ReadPosition& at, ReadPosition& done, const SmemLayout& smem,
+                            int count, int consumer, int thread, int lane) {
   for (int i = 0; i < count; i++) {
     Metadata none;
     start_iteration(sums, none, at, smem, consumer, thread);

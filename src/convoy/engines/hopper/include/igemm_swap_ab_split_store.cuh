@@ -16,8 +16,9 @@ DEVICE Place place_of(int item, int pixel0, int filter0, int lane, int work, con
 }
 
 // Residuals are loaded before the sums of the other blocks have arrived.
-DEVICE void store_owned(float (&d)[PARTS][TILE_N / 2], const SmemLayout& smem, int consumer, int thread, int work, int pixel0,
-                        int filter0, const Sizes& sizes, Value* __restrict__ y, const Value* __restrict__ residual) {
+DEVICE void store_owned(float (&d)[PARTS][TILE_N / 2], const SmemLayout& smem, int consumer, int thread, int work,
+                        int pixel0, int filter0, const Sizes& sizes, Value* __restrict__ y,
+                        const Value* __restrict__ residual) {
   int lane = thread % 32;
   u32 rank = smem.rank;
 #pragma unroll
@@ -29,7 +30,8 @@ DEVICE void store_owned(float (&d)[PARTS][TILE_N / 2], const SmemLayout& smem, i
       more[(item - from) / SPLIT] = make_uint4(0, 0, 0, 0);
       if constexpr (HAS_RESIDUAL) {
         Place at = place_of(item, pixel0, filter0, lane, work, sizes);
-        if (at.inside) more[(item - from) / SPLIT] = *(const uint4*)(residual + (long long)at.pixel * sizes.k + at.filter);
+        if (at.inside)
+          more[(item - from) / SPLIT] = *(const uint4*)(residual + (long long)at.pixel * sizes.k + at.filter);
       }
     }
     if (from == 0 && Reduce::inbox_bytes(rank)) mbarrier_wait_acquire_cluster(smem.arrived, 0);
@@ -62,7 +64,8 @@ DEVICE void copy_owned(const SmemLayout& smem, int consumer, int thread, const C
     for (int column = item % Reduce::PAIRS * 16;
          column < item % Reduce::PAIRS * 16 + 16 && column < TILE_N && filter < k; column += STORE_PIXELS)
       tma_store_4d(y, smem.staged + (consumer * Reduce::MOST_OWNED + item / SPLIT) * 2048 + column % 16 * 128, filter,
-                   HAS_HALO ? column % ROW_PITCH : to.column + column, HAS_HALO ? to.row + column / ROW_PITCH : 0, to.image);
+                   HAS_HALO ? column % ROW_PITCH : to.column + column, HAS_HALO ? to.row + column / ROW_PITCH : 0,
+                   to.image);
   }
   bulk_commit_group();
 }

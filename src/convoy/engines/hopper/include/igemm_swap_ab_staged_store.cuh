@@ -1,5 +1,6 @@
-// igemm_swap_ab.cu, results through shared memory: a warpgroup's 64 filters by the pixels of a tile, in rows of 128 bytes in the 128-byte
-// swizzle, then one tensor copy. A residual arrives by the same way while products run, at the place of the results.
+// igemm_swap_ab.cu, results through shared memory: a warpgroup's 64 filters by the pixels of a tile, in rows of 128
+// bytes in the 128-byte swizzle, then one tensor copy. A residual arrives by the same way while products run, at the
+// place of the results.
 #pragma once
 #include <igemm_swap_ab_half_store.cuh>
 #include <igemm_swap_ab_layout.cuh>
@@ -25,13 +26,14 @@ DEVICE void load_residual(u32 staged, u32 bar, const Corner& from, int k, const 
 #pragma unroll
   for (int part = 0; part < PARTS; part++) {
     int filter = from.filter + part * 64;
-    if (filter < k) tma_load_4d(staged + part * TILE_N * 128, residual, bar, filter, from.column, from.row, from.image);
+    if (filter < k)
+      tma_load_4d(staged + part * TILE_N * 128, residual, bar, filter, from.column, from.row, from.image);
   }
 }
 
 // A warpgroup's sums to y; each part of 64 filters as soon as it is there.
-DEVICE void store_staged(const float (&d)[PARTS][TILE_N / 2], u32 staged, int consumer, int thread, const Corner& to, int k,
-                         const TensorMap* y) {
+DEVICE void store_staged(const float (&d)[PARTS][TILE_N / 2], u32 staged, int consumer, int thread, const Corner& to,
+                         int k, const TensorMap* y) {
   u32 at = staged_row(staged, thread);
 #pragma unroll
   for (int part = 0; part < PARTS; part++) {

@@ -1,4 +1,5 @@
-// igemm_wgrad.cu: the sizes that the host gives, the layout of shared memory, and the part of the sum that a block computes.
+// igemm_wgrad.cu: the sizes that the host gives, the layout of shared memory, and the part of the sum that a block
+// computes.
 #pragma once
 #include <cluster_reduce.cuh>
 #include <igemm_wgrad_config.cuh>
@@ -40,7 +41,8 @@ struct SmemLayout {
   }
 };
 
-// One tile of the gradient, and this block's iterations of its sum. The shares of two blocks differ by one iteration at most.
+// One tile of the gradient, and this block's iterations of its sum. The shares of two blocks differ by one iteration
+// at most.
 struct Tile {
   int filter, column, share, first, count;  // the first filter, and the first group of 64 channels, over all taps
   DEVICE_MEMBER Tile(int work, const SmemLayout& smem, const Sizes& sizes) {

@@ -1,4 +1,5 @@
-// The device of kernels without tensor cores: shared memory, and values in fp16 or fp32. The tests put a file of this name in front of it.
+// The device of kernels without tensor cores: shared memory, and values in fp16 or fp32. The tests put a file of this
+// name in front of it.
 #pragma once
 
 #define DEVICE static __device__ __forceinline__

@@ -1,6 +1,7 @@
-// One wrapper for each PTX instruction that the kernels use, named after it: mbarrier, cluster, griddepcontrol, setmaxnreg, shared
-// memory, shuffles and conversions. Tensor copies are in tma.cuh, matrix products in wgmma.cuh. A kernel touches the device through
-// these names alone: the tests put files of the same names in front of them and run the kernels on the CPU.
+// One wrapper for each PTX instruction that the kernels use, named after it: mbarrier, cluster, griddepcontrol,
+// setmaxnreg, shared memory, shuffles and conversions. Tensor copies are in tma.cuh, matrix products in wgmma.cuh. A
+// kernel touches the device through these names alone: the tests put files of the same names in front of them and run
+// the kernels on the CPU.
 #pragma once
 
 typedef unsigned int u32;
@@ -12,8 +13,8 @@ typedef unsigned short u16;
 #define SHARED_MEMORY extern __shared__ __align__(1024) unsigned char shared_memory[]
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-// A value that the compiler must keep in a register. Without it, ptxas computes a shared address anew in every iteration, from a
-// slow special register.
+// A value that the compiler must keep in a register. Without it, ptxas computes a shared address anew in every
+// iteration, from a slow special register.
 DEVICE u32 opaque(u32 value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -27,15 +28,17 @@ DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cl
 DEVICE void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-DEVICE void mbarrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-// At the same barrier of another block of the cluster. Not `.release.cluster`, which waits for all stores of the warp: products that
-// have ended publish nothing.
+DEVICE void mbarrier_arrive(u32 bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+// At the same barrier of another block of the cluster. Not `.release.cluster`, which waits for all stores of the warp:
+// products that have ended publish nothing.
 DEVICE void mbarrier_arrive_cluster(u32 bar, u32 rank) {
   asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [a];\n}\n"
                ::"r"(bar), "r"(rank) : "memory");
 }
-// Waits until the phase of this parity has ended. After 2^24 tries the kernel stops with an error, instead of hanging the device; the
-// longest real wait is far shorter.
+// Waits until the phase of this parity has ended. After 2^24 tries the kernel stops with an error, instead of hanging
+// the device; the longest real wait is far shorter.
 DEVICE void mbarrier_wait(u32 bar, u32 parity) {
   u32 done, tries = 0;
   do {
@@ -83,7 +86,10 @@ DEVICE void st_async_v4(u32 to, u32 rank, float a, float b, float c, float d, u3
 
 // ---- Named barriers. `group` counts warpgroups that multiply; barrier 4 is that of all of them.
 DEVICE void warpgroup_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
-template <int WARPGROUPS> DEVICE void consumers_sync() { asm volatile("bar.sync 4, %0;" ::"n"(128 * WARPGROUPS) : "memory"); }
+template <int WARPGROUPS>
+DEVICE void consumers_sync() {
+  asm volatile("bar.sync 4, %0;" ::"n"(128 * WARPGROUPS) : "memory");
+}
 
 // ---- Programmatic dependent launch: wait for the kernel in front; let the next kernel's blocks start.
 DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -113,19 +119,21 @@ DEVICE void st_shared_v2(u32 to, u32 a, u32 b) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
 }
 DEVICE void st_shared_v4(u32 to, uint4 v) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 }
 // Writes of this thread to shared memory become visible to tensor copies and products that start after a barrier.
 DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// 8x8 matrices of half values to or from rows of sixteen bytes, transposed: lanes 8m to 8m + 7 give the rows of matrix m. Each lane has
-// two neighbours of row lane / 4.
+// 8x8 matrices of half values to or from rows of sixteen bytes, transposed: lanes 8m to 8m + 7 give the rows of matrix
+// m. Each lane has two neighbours of row lane / 4.
 DEVICE void stmatrix_x4_trans(u32 at, const u32 (&v)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }
 DEVICE void stmatrix_x2_trans(u32 at, const u32 (&v)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(v[0]), "r"(v[1]) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(v[0]), "r"(v[1])
+               : "memory");
 }
 DEVICE void ldmatrix_x4_trans(u32 (&v)[4], u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -26,9 +26,9 @@ template <int STAGES> struct RingPosition {
   }
 };
 
-// Waits until all stages are empty: every copy has been read by this block's warps and by those of its peers. A peer reads by arriving at
-// this block's barriers; if the block has exited by then, the kernel stops with an error. A cluster barrier does not help unless it waits
-// for all stores too.
+// Waits until all stages are empty: every copy has been read by this block's warps and by those of its peers. A peer
+// reads by arriving at this block's barriers; if the block has exited by then, the kernel stops with an error. A
+// cluster barrier does not help unless it waits for all stores too.
 template <int STAGES> DEVICE void wait_until_empty(RingPosition<STAGES> ring, u32 empty) {
   for (int i = 0; i < STAGES; i++) {
     mbarrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);

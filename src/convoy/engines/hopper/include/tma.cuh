@@ -1,5 +1,5 @@
-// Asynchronous copies between global and shared memory: the tensor memory accelerator (TMA), bulk copies of plain bytes, and cp.async.
-// Tensor coordinates go from the innermost dimension out. Loads count their bytes at an mbarrier.
+// Asynchronous copies between global and shared memory: the tensor memory accelerator (TMA), bulk copies of plain
+// bytes, and cp.async. Tensor coordinates go from the innermost dimension out. Loads count their bytes at an mbarrier.
 #pragma once
 #include <ptx.cuh>
 
@@ -14,11 +14,13 @@ DEVICE void tma_load_im2col(u32 to, const TensorMap* map, u32 bar, int c, int w,
                ::"r"(to), "l"(map), "r"(bar), "r"(c), "r"(w), "r"(h), "r"(n), "h"(right), "h"(down) : "memory");
 }
 // To the same place in all blocks of the cluster that `ranks` names, bit by bit.
-DEVICE void tma_load_im2col_multicast(u32 to, const TensorMap* map, u32 bar, int c, int w, int h, int n, u16 right, u16 down,
-                                      u16 ranks) {
-  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
-               " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;"
-               ::"r"(to), "l"(map), "r"(bar), "r"(c), "r"(w), "r"(h), "r"(n), "h"(right), "h"(down), "h"(ranks) : "memory");
+DEVICE void tma_load_im2col_multicast(u32 to, const TensorMap* map, u32 bar, int c, int w, int h, int n, u16 right,
+                                      u16 down, u16 ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to),
+      "l"(map), "r"(bar), "r"(c), "r"(w), "r"(h), "r"(n), "h"(right), "h"(down), "h"(ranks)
+      : "memory");
 }
 // Boxes of a tensor of three dimensions: of a weight [filter, tap, channel].
 DEVICE void tma_load_3d(u32 to, const TensorMap* map, u32 bar, int c, int tap, int k) {
@@ -48,7 +50,9 @@ DEVICE void bulk_load(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
 }
 
 // ---- Prefetches to L2.
-DEVICE void prefetch_tensormap(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+DEVICE void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 DEVICE void tma_prefetch_3d(const TensorMap* map, int c, int tap, int k) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];"
                ::"l"(map), "r"(c), "r"(tap), "r"(k) : "memory");

@@ -1,5 +1,6 @@
-// Convolution with blocks of zeros as an implicit GEMM: y^T[k, pixels] = weight[k, pieces] * x[pieces, pixels]. A piece is one tap and
-// eight channels; a tile of filters has a list of the pieces in which any of its filters has a value, eight to an iteration.
+// Convolution with blocks of zeros as an implicit GEMM: y^T[k, pixels] = weight[k, pieces] * x[pieces, pixels]. A
+// piece is one tap and eight channels; a tile of filters has a list of the pieces in which any of its filters has a
+// value, eight to an iteration.
 //
 //   a tile of y^T: FILTERS x TILE_N pixels            one stage of the ring (an iteration: eight pieces)
 //
@@ -50,10 +51,10 @@ DEVICE Origin origin(int pixel, const Sizes& sizes) {
   return found;
 }
 
-// A thread copies one of an iteration's eight pieces, of every sixteenth pixel: eight neighbouring threads often read neighbouring
-// channels. The thread arrives at the stage's barrier LAG iterations later.
-DEVICE void produce(const Value* x, const Tile* tiles, const int* __restrict__ pieces, const unsigned char* weights, u32 stages,
-                    u32 full, u32 empty, const Sizes& sizes) {
+// A thread copies one of an iteration's eight pieces, of every sixteenth pixel: eight neighbouring threads often read
+// neighbouring channels. The thread arrives at the stage's barrier LAG iterations later.
+DEVICE void produce(const Value* x, const Tile* tiles, const int* __restrict__ pieces, const unsigned char* weights,
+                    u32 stages, u32 full, u32 empty, const Sizes& sizes) {
   Ring ring = {0, 0}, landed = {0, 0};
   int thread = threadIdx.x, mine = thread % PIECES, row0 = thread / PIECES, under_way = 0;
   for (int work = blockIdx.x; work < sizes.work_items; work += gridDim.x) {
@@ -69,12 +70,13 @@ DEVICE void produce(const Value* x, const Tile* tiles, const int* __restrict__ p
       int down = piece >> 23, right = piece >> 15 & 255, channel = piece & 32767;
       // The next piece is loaded while this one is gathered.
       if (iteration + 1 < tile.last) next = pieces[(iteration + 1) * PIECES + mine];
-      u32 to = stages + ring.stage * STAGE_BYTES + row0 * 128 + ((mine ^ (row0 & 7)) << 4), bar = full + 8 * ring.stage;
+      u32 to = stages + ring.stage * STAGE_BYTES + row0 * 128 + ((mine ^ (row0 & 7)) << 4),
+          bar = full + 8 * ring.stage;
       mbarrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
       if (thread == 0) {
         mbarrier_arrive_expect_tx(bar, CHUNK_BYTES);
-        bulk_load(stages + ring.stage * STAGE_BYTES + PIXEL_BYTES, weights + (long long)iteration * CHUNK_BYTES, CHUNK_BYTES,
-                  bar);
+        bulk_load(stages + ring.stage * STAGE_BYTES + PIXEL_BYTES, weights + (long long)iteration * CHUNK_BYTES,
+                  CHUNK_BYTES, bar);
       }
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
@@ -126,8 +128,8 @@ DEVICE void consume(const Tile* tiles, u32 stages, u32 full, u32 empty, int cons
     if (before && lane == 0) mbarrier_arrive(before);
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-      store_sums(d[part], (work - at * sizes.tiles) * TILE_N, filter0 + part * 64, lane, sizes.pixels, sizes.k, sizes.pitch, y,
-                 residual);
+      store_sums(d[part], (work - at * sizes.tiles) * TILE_N, filter0 + part * 64, lane, sizes.pixels, sizes.k,
+                 sizes.pitch, y, residual);
   }
 }
 

@@ -1,5 +1,6 @@
-// Direct convolution over weights in compressed sparse rows, after Escoin (Chen, "Escoin: Efficient Sparse Convolutional Neural Network
-// Inference on GPUs", arXiv 1802.10280): a filter is a row, an entry a value and the place of its input in the padded image.
+// Direct convolution over weights in compressed sparse rows, after Escoin (Chen, "Escoin: Efficient Sparse
+// Convolutional Neural Network Inference on GPUs", arXiv 1802.10280): a filter is a row, an entry a value and the
+// place of its input in the padded image.
 //
 //   x --- pad() ---> planes with a border of zeros (workspace)
 //
@@ -22,7 +23,8 @@ struct Entry { int offset; float value; };
 typedef StoredValue<HALF>::Type Value;
 
 // The images with a border of zeros, so that no entry has to test where it reads.
-extern "C" __global__ void __launch_bounds__(THREADS) pad(const Value* x, Value* planes, const __grid_constant__ Sizes sizes) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    pad(const Value* x, Value* planes, const __grid_constant__ Sizes sizes) {
   int at = blockIdx.x * THREADS + threadIdx.x;
   if (at >= sizes.planes) return;
   int column = at % sizes.padded_w - sizes.pad_w, rest = at / sizes.padded_w;
@@ -36,13 +38,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 csr(const Value* planes, const int* starts, const Entry* entries, const Value* bias, const Value* residual, Value* y,
     const __grid_constant__ Sizes sizes) {
   SHARED Entry staged[THREADS];
-  int filter = blockIdx.x % sizes.k, thread = threadIdx.x, first_pixel = blockIdx.x / sizes.k * (THREADS * PIXELS) + thread;
+  int filter = blockIdx.x % sizes.k, thread = threadIdx.x,
+      first_pixel = blockIdx.x / sizes.k * (THREADS * PIXELS) + thread;
   int base[PIXELS];
   float sum[PIXELS];
 #pragma unroll
   for (int i = 0; i < PIXELS; i++) {
     int pixel = first_pixel + i * THREADS, image = pixel / sizes.pq, rest = pixel % sizes.pq;
-    int place = (image * sizes.c * sizes.padded_h + rest / sizes.q * sizes.stride_h) * sizes.padded_w + rest % sizes.q * sizes.stride_w;
+    int place = (image * sizes.c * sizes.padded_h + rest / sizes.q * sizes.stride_h) * sizes.padded_w +
+                rest % sizes.q * sizes.stride_w;
     base[i] = pixel < sizes.pixels ? place : 0;
     sum[i] = 0.f;
   }

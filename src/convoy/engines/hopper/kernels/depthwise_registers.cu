@@ -1,5 +1,6 @@
-// Depthwise convolution, NHWC, sums in registers. A thread has LANE_CHANNELS channels of STRIP output columns and goes down BAND_ROWS output
-// rows. It reads every input row of its strip once, converts it to fp32 once, and adds it to all output rows that it belongs to.
+// Depthwise convolution, NHWC, sums in registers. A thread has LANE_CHANNELS channels of STRIP output columns and goes
+// down BAND_ROWS output rows. It reads every input row of its strip once, converts it to fp32 once, and adds it to all
+// output rows that it belongs to.
 //
 //             SEEN input columns                        no shared memory; nobody waits for anybody
 //           +-----------------------+
@@ -9,13 +10,15 @@
 //              v
 //           sums[IN_FLIGHT][STRIP][LANE_CHANNELS]  --> bias, residual, activation --> one output row of the strip
 //
-// Neighbouring threads have neighbouring channels: a warp reads whole sectors. Parameters: depthwise_registers_config.cuh.
+// Neighbouring threads have neighbouring channels: a warp reads whole sectors. Parameters:
+// depthwise_registers_config.cuh.
 #include <activation.cuh>
 #include <depthwise_registers_config.cuh>
 #include <depthwise_sums.cuh>
 
 struct Sizes {
-  int threads, groups, strips, bands, h, w, p, q, pad_h, pad_w;  // groups: of LANE_CHANNELS; bands: of BAND_ROWS output rows
+  // Groups: of LANE_CHANNELS; bands: of BAND_ROWS output rows
+  int threads, groups, strips, bands, h, w, p, q, pad_h, pad_w;
   int zero;                                                      // its value is unknown to the compiler
 };
 
@@ -65,8 +68,9 @@ DEVICE void load_row(Values (&row)[SEEN], const Value* __restrict__ x, long long
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
-depthwise_registers(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __restrict__ y,
-                    const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes sizes) {
+    depthwise_registers(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __restrict__ y,
+                        const Value* __restrict__ residual, const Value* __restrict__ bias,
+                        const __grid_constant__ Sizes sizes) {
   int id = blockIdx.x * THREADS + threadIdx.x;
   if (id >= sizes.threads) return;
   int group = id % sizes.groups, rest = id / sizes.groups, pitch = sizes.groups * LANE_CHANNELS;

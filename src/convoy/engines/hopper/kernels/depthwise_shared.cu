@@ -1,6 +1,7 @@
-// Depthwise convolution, NHWC, half types, from a tile in shared memory. A block has 64 channels of TILE_ROWS output rows of TILE_IMAGES
-// images. One tensor copy brings all pixels that these see, with zeros for those outside the image. A lane has two channels; a warp has
-// STRIP output columns and goes down BAND_ROWS output rows, with sums in registers (depthwise_sums.cuh).
+// Depthwise convolution, NHWC, half types, from a tile in shared memory. A block has 64 channels of TILE_ROWS output
+// rows of TILE_IMAGES images. One tensor copy brings all pixels that these see, with zeros for those outside the
+// image. A lane has two channels; a warp has STRIP output columns and goes down BAND_ROWS output rows, with sums in
+// registers (depthwise_sums.cuh).
 //
 //    shared memory: TILE_IMAGES x LINES x COLUMNS pixels, 128 bytes (64 channels) each
 //
@@ -54,7 +55,8 @@ depthwise_shared(const __grid_constant__ TensorMap x, const Floats* __restrict__
   __syncthreads();
   Floats weights[FILTER_R * FILTER_S], first = {};
 #pragma unroll
-  for (int tap = 0; tap < FILTER_R * FILTER_S; tap++) weights[tap] = there ? w[tap * (Y_CHANNELS / 2) + pair] : Floats{};
+  for (int tap = 0; tap < FILTER_R * FILTER_S; tap++)
+    weights[tap] = there ? w[tap * (Y_CHANNELS / 2) + pair] : Floats{};
   if constexpr (HAS_BIAS) {
     if (there) first = {value_of(bias[pair], 0), value_of(bias[pair], 1)};
   }
@@ -94,7 +96,8 @@ depthwise_shared(const __grid_constant__ TensorMap x, const Floats* __restrict__
         for (int s = 0; s < FILTER_S; s++) add_tap(sums[slot_of(u, r)], in, weights[r * FILTER_S + s], r, s, first.v);
       }
       if (!ends(u, i)) continue;
-      int down = band + (i - (FILTER_R - 1)) / STRIDE_H, row = tile * TILE_ROWS + down, slot = slot_of(u, FILTER_R - 1);
+      int down = band + (i - (FILTER_R - 1)) / STRIDE_H, row = tile * TILE_ROWS + down,
+          slot = slot_of(u, FILTER_R - 1);
       if (!there || down >= TILE_ROWS || row >= Y_ROWS) continue;
       long long place = (((long long)image * Y_ROWS + row) * Y_COLUMNS + strip) * (Y_CHANNELS / 2) + pair;
 #pragma unroll
@@ -106,7 +109,8 @@ depthwise_shared(const __grid_constant__ TensorMap x, const Floats* __restrict__
           v[0] += value_of(more, 0);
           v[1] += value_of(more, 1);
         }
-        y[place + (long long)t * (Y_CHANNELS / 2)] = pack_pair<BFLOAT>(activate<ACTIVATION>(v[0]), activate<ACTIVATION>(v[1]));
+        y[place + (long long)t * (Y_CHANNELS / 2)] =
+            pack_pair<BFLOAT>(activate<ACTIVATION>(v[0]), activate<ACTIVATION>(v[1]));
       }
     }
   }

@@ -1,4 +1,5 @@
-// Direct sparse convolution: the positions of a pruned weight's non-zeros are data (sparse_weights' direct tiles lay them out).
+// Direct sparse convolution: the positions of a pruned weight's non-zeros are data (sparse_weights' direct tiles lay
+// them out).
 //
 //   shared memory of a block                              a warp: FILTERS_OF_WARP filters by LANES * VECTORS positions
 //
@@ -33,7 +34,8 @@ typedef StoredValue<HALF>::Type Value;
 DEVICE void stage(float* to, const Value* x, int channel, int channels, int) {
   const Value* from = x + channel * (X_ROWS * X_COLUMNS);
 #pragma unroll 4
-  for (int i = 4 * threadIdx.x; i < channels * (X_ROWS * X_COLUMNS); i += 4 * THREADS) cp_async_16(to + i, from + i, true);
+  for (int i = 4 * threadIdx.x; i < channels * (X_ROWS * X_COLUMNS); i += 4 * THREADS)
+    cp_async_16(to + i, from + i, true);
 }
 #elif COPY_MODE == 1
 // Pixels of a 1x1 filter as they lie in memory: those of a tile are one run of fours in each channel.
@@ -43,7 +45,8 @@ DEVICE void stage(float* to, const Value* x, int channel, int channels, int base
     const int at = base + i % (SPAN / 4) * 4, image = at / (X_ROWS * X_COLUMNS);
     const bool inside = image < BATCH;
     cp_async_16(to + 4 * i,
-                x + (inside ? (image * X_CHANNELS + channel + i / (SPAN / 4)) * (X_ROWS * X_COLUMNS) + at % (X_ROWS * X_COLUMNS)
+                x + (inside ? (image * X_CHANNELS + channel + i / (SPAN / 4)) * (X_ROWS * X_COLUMNS) +
+                                  at % (X_ROWS * X_COLUMNS)
                             : 0),
                 inside);
   }
@@ -67,7 +70,9 @@ DEVICE void stage(float* to, const Value* x, int channel, int channels, int base
       const int at = base + start + round * ALONG, line = at / PITCH;
       const int image = line / IMAGE_ROWS < BATCH ? line / IMAGE_ROWS : BATCH - 1;
       const int h = (line - image * IMAGE_ROWS) * STRIDE_H + row - PAD_H, w = at % PITCH * STRIDE_W + column - PAD_W;
-      source[round] = h >= 0 && h < X_ROWS && w >= 0 && w < X_COLUMNS ? image * (X_CHANNELS * X_ROWS * X_COLUMNS) + h * X_COLUMNS + w : -1;
+      source[round] = h >= 0 && h < X_ROWS && w >= 0 && w < X_COLUMNS
+                          ? image * (X_CHANNELS * X_ROWS * X_COLUMNS) + h * X_COLUMNS + w
+                          : -1;
     }
     const int first = threadIdx.x / ALONG;
     // Through registers, many loads at once: cp.async of four bytes has a third of the speed.
@@ -80,21 +85,24 @@ DEVICE void stage(float* to, const Value* x, int channel, int channels, int base
         for (int round = 0; round < ROUNDS; round++) {
           const int p = plane + b * ASIDE;
           const bool inside = source[round] >= 0;
-          got[b][round] = read(x + (channel + p) * (X_ROWS * X_COLUMNS) + (inside ? source[round] : 0), inside && p < channels);
+          got[b][round] =
+              read(x + (channel + p) * (X_ROWS * X_COLUMNS) + (inside ? source[round] : 0), inside && p < channels);
         }
 #pragma unroll
       for (int b = 0; b < PLANES_AT_ONCE; b++)
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
           const int p = plane + b * ASIDE, i = start + round * ALONG;
-          if (p < channels && i < SPAN) put(to + (p * (PHASES_H * PHASES_W) + phase) * SPAN + i, to_float(got[b][round]));
+          if (p < channels && i < SPAN)
+            put(to + (p * (PHASES_H * PHASES_W) + phase) * SPAN + i, to_float(got[b][round]));
         }
     }
   }
 }
 #endif
 
-// sums += value * input for all entries of some fours. The next four are loaded beforehand, at the end the four behind the last.
+// sums += value * input for all entries of some fours. The next four are loaded beforehand, at the end the four behind
+// the last.
 DEVICE void add(float (&sums)[WIDTH], const char* lane, const uint4* entries, int first, int last) {
   uint4 a = entries[2 * first], b = entries[2 * first + 1];
 #pragma unroll 1
@@ -114,7 +122,8 @@ DEVICE void add(float (&sums)[WIDTH], const char* lane, const uint4* entries, in
 // Where a position's pixel of filter 0 is in y, or -1 between the rows.
 DEVICE int place_of(int at) {
   const int line = at / PITCH, column = at % PITCH, image = line / IMAGE_ROWS, row = line % IMAGE_ROWS;
-  return column < Y_COLUMNS && row < Y_ROWS && image < BATCH ? (image * Y_CHANNELS * Y_ROWS + row) * Y_COLUMNS + column : -1;
+  return column < Y_COLUMNS && row < Y_ROWS && image < BATCH ? (image * Y_CHANNELS * Y_ROWS + row) * Y_COLUMNS + column
+                                                             : -1;
 }
 
 DEVICE void finish(float sum, float more, int filter, int place, const float* bias, Value* y) {
@@ -124,8 +133,8 @@ DEVICE void finish(float sum, float more, int filter, int place, const float* bi
 }
 
 // The owner's part of a tile: the sums of all slices and parts, in their order.
-DEVICE void add_shares(const float* received, void* bar, int rank, int tile, int group, int first_filter, const float* bias,
-                       const Value* residual, Value* y) {
+DEVICE void add_shares(const float* received, void* bar, int rank, int tile, int group, int first_filter,
+                       const float* bias, const Value* residual, Value* y) {
   const int thread = threadIdx.x;
   int place[OUTPUTS];
   float more[OUTPUTS];

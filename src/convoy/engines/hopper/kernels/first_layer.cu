@@ -1,6 +1,6 @@
-// The first layer: few channels, a filter with a stride along the width; convolution, bias, activation and, with POOLED, a maximum of 3x3
-// with stride 2 behind it, in one launch. y^T[k, pixels] = weight * windows^T: the rows of a product are filters, its columns one row of
-// the convolution's results.
+// The first layer: few channels, a filter with a stride along the width; convolution, bias, activation and, with
+// POOLED, a maximum of 3x3 with stride 2 behind it, in one launch. y^T[k, pixels] = weight * windows^T: the rows of a
+// product are filters, its columns one row of the convolution's results.
 //
 //   one row of results: 64 filters x TILE_N pixels     shared memory of a block
 //
@@ -58,8 +58,8 @@ DEVICE void convolve(float (&d)[TILE_N / 2], const float (&bias)[2], u32 weights
 }
 
 // A warpgroup's rows of y, from the convolution's row `first` on.
-DEVICE void make_rows(u32 ring, u32 weights, u32 staged, int consumer, int first, int y_row, const float (&bias)[2], const Value* __restrict__ x,
-                      Value* __restrict__ y, int pitch) {
+DEVICE void make_rows(u32 ring, u32 weights, u32 staged, int consumer, int first, int y_row, const float (&bias)[2],
+                      const Value* __restrict__ x, Value* __restrict__ y, int pitch) {
   int thread = threadIdx.x % 128, line = first * STRIDE_H - PAD_H + FILTER_ROWS, slot = 0;
   u32 words[EACH][X_CHANNELS];
   ResultRow rows;
@@ -72,7 +72,8 @@ DEVICE void make_rows(u32 ring, u32 weights, u32 staged, int consumer, int first
     fence_proxy_async();  // products read what was written here
     warpgroup_sync(consumer - 1);
     convolve(d, bias, weights, ring, slot);
-    if (j + 1 < CONV_ROWS) put(ring, words, slot + FILTER_ROWS < LINES ? slot + FILTER_ROWS : slot + FILTER_ROWS - LINES, thread);
+    if (j + 1 < CONV_ROWS)
+      put(ring, words, slot + FILTER_ROWS < LINES ? slot + FILTER_ROWS : slot + FILTER_ROWS - LINES, thread);
     slot = slot + STRIDE_H < LINES ? slot + STRIDE_H : slot + STRIDE_H - LINES;
     wgmma_wait_group<0>();
     fence_operand(d);
@@ -96,7 +97,8 @@ first_layer(const Value* __restrict__ x, const unsigned char* __restrict__ packe
   SHARED_MEMORY;
   u32 staged = opaque((shared_address(shared_memory) + 127u) & ~127u);
   u32 weights = staged + WARPGROUPS * RESULT_BYTES, rings = weights + WEIGHT_BYTES;
-  for (int i = threadIdx.x; i < WEIGHT_BYTES / 16; i += THREADS) st_shared_v4(weights + i * 16, ((const uint4*)packed)[i]);
+  for (int i = threadIdx.x; i < WEIGHT_BYTES / 16; i += THREADS)
+    st_shared_v4(weights + i * 16, ((const uint4*)packed)[i]);
   for (int i = threadIdx.x; i < WARPGROUPS * RING_BYTES / 16; i += THREADS)
     st_shared_v4(rings + i * 16, make_uint4(0, 0, 0, 0));
   int consumer = (int)warp_uniform(threadIdx.x / 128);
@@ -115,5 +117,6 @@ first_layer(const Value* __restrict__ x, const unsigned char* __restrict__ packe
   griddep_launch_dependents();
   make_rows(rings + consumer * RING_BYTES, weights, staged + consumer * RESULT_BYTES, consumer,
             (POOLED ? 2 * y_row : y_row / AT_ONCE) - POOL_PAD, y_row, added,
-            x + (long long)index * X_ROWS * X_COLUMNS * X_CHANNELS, y + (long long)index * Y_ROWS * Y_COLUMNS * pitch, pitch);
+            x + (long long)index * X_ROWS * X_COLUMNS * X_CHANNELS, y + (long long)index * Y_ROWS * Y_COLUMNS * pitch,
+            pitch);
 }

@@ -1,5 +1,6 @@
-// Convolution as an implicit GEMM: y[pixels, k] = x[pixels, taps and channels] * weight^T. Persistent and warp-specialised; TMA's im2col
-// mode gathers the pixels of a filter tap, so that a tile may have any length and cross rows and images.
+// Convolution as an implicit GEMM: y[pixels, k] = x[pixels, taps and channels] * weight^T. Persistent and
+// warp-specialised; TMA's im2col mode gathers the pixels of a filter tap, so that a tile may have any length and cross
+// rows and images.
 //
 //   a tile of y: TILE_M pixels x TILE_N filters       one stage of the ring (an iteration: one tap, 128 bytes of channels)
 //
@@ -14,16 +15,17 @@
 //                              thread 32: filters ----------+
 //   warpgroups 1..CONSUMERS    wgmma; one iteration later ------> empty[stage] ---> both copying threads wait
 //
-// PINGPONG: each multiplying warpgroup has tiles of its own; turns[i] lets warpgroup i begin its tile when the one before has waited for all
-// of its stages, and one stores while the other multiplies. CLUSTER 2: two blocks have the same filters and different pixels; each copies
-// half of the filters to both, so empty[stage] counts both. SPLIT: the blocks of a cluster share a tile, each with some of the iterations;
-// they exchange their sums through the ring, and each stores a part of the tile. Work items are ordered filters first: those that run at
-// one time share their pixels.
+// PINGPONG: each multiplying warpgroup has tiles of its own; turns[i] lets warpgroup i begin its tile when the one
+// before has waited for all of its stages, and one stores while the other multiplies. CLUSTER 2: two blocks have the
+// same filters and different pixels; each copies half of the filters to both, so empty[stage] counts both. SPLIT: the
+// blocks of a cluster share a tile, each with some of the iterations; they exchange their sums through the ring, and
+// each stores a part of the tile. Work items are ordered filters first: those that run at one time share their pixels.
 #include <igemm_epilogue.cuh>
 #include <wgmma.cuh>
 #include <wgmma_instructions.cuh>
 
-DEVICE void produce_pixels(const TensorMap* x, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& sizes) {
+DEVICE void produce_pixels(const TensorMap* x, u32 stages, u32 full, u32 empty, u32 rank, int first, int step,
+                           const Sizes& sizes) {
   Ring ring = {0, 0};
   int count = count_of(rank, sizes);
   for (int work = first; work < sizes.work_items; work += step) {
@@ -38,14 +40,16 @@ DEVICE void produce_pixels(const TensorMap* x, u32 stages, u32 full, u32 empty, 
       mbarrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
       u32 bar = full + 8 * ring.stage;
       mbarrier_arrive_expect_tx(bar, A_BYTES);
-      tma_load_im2col(stages + ring.stage * STAGE_BYTES, x, bar, place.c, w, h, image, (u16)place.right, (u16)place.down);
+      tma_load_im2col(stages + ring.stage * STAGE_BYTES, x, bar, place.c, w, h, image, (u16)place.right,
+                      (u16)place.down);
       place.next(sizes);
       ring.next();
     }
   }
 }
 
-DEVICE void produce_filters(const TensorMap* weight, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& sizes) {
+DEVICE void produce_filters(const TensorMap* weight, u32 stages, u32 full, u32 empty, u32 rank, int first, int step,
+                            const Sizes& sizes) {
   Ring ring = {0, 0};
   int count = count_of(rank, sizes);
   for (int work = first; work < sizes.work_items; work += step) {
@@ -71,7 +75,8 @@ DEVICE void produce_filters(const TensorMap* weight, u32 stages, u32 full, u32 e
   if (CLUSTER > 1) wait_until_empty(ring, empty);
 }
 
-// The weight was written before the kernel in front began: the first tile's filters are brought to L2 while that kernel still runs.
+// The weight was written before the kernel in front began: the first tile's filters are brought to L2 while that
+// kernel still runs.
 DEVICE void prefetch_filters(const TensorMap* weight, u32 rank, int first, const Sizes& sizes) {
   int count = count_of(rank, sizes), tile = fast_div(first, sizes.tiles_n_divisor);
   Place place;
@@ -92,10 +97,12 @@ DEVICE void release(u32 bar, int lane) {
   }
 }
 
-DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 arrived, u32 rank, int consumer, int first, int step, Value* __restrict__ y,
-                    const Value* __restrict__ residual, const Value* __restrict__ bias, const Sizes& sizes) {
+DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 arrived, u32 rank, int consumer, int first,
+                    int step, Value* __restrict__ y, const Value* __restrict__ residual,
+                    const Value* __restrict__ bias, const Sizes& sizes) {
   Ring ring = {0, 0};
-  int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, turn = 0, own = 0, count = count_of(rank, sizes);
+  int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, turn = 0, own = 0,
+      count = count_of(rank, sizes);
   for (int work = first; work < sizes.work_items; work += step) {
     if (PINGPONG && turn++ % CONSUMERS != consumer) {
       ring.skip(count);
@@ -105,7 +112,8 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 arrived, u32
     float d[PARTS][TILE_N / 2];
     begin(d, n0, lane % 4, bias, rank, sizes);
     int row0 = PINGPONG ? 0 : consumer * WARPGROUP_M;
-    // A wait knows a stage's round by its parity alone: this group begins when the one before has waited for all of its own stages.
+    // A wait knows a stage's round by its parity alone: this group begins when the one before has waited for all of
+    // its own stages.
     if constexpr (PINGPONG) mbarrier_wait(turns + 8 * consumer, (own++ & 1) ^ (consumer == 0));
     u32 before = 0;
     for (int i = 0; i < count; i++) {

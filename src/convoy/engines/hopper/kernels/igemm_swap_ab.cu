@@ -1,5 +1,6 @@
-// Convolution as an implicit GEMM with A and B swapped: y^T[k, pixels] = weight[k, taps and channels] * x^T. The weight is wgmma's first
-// operand, so that few filters or few pixels still fill the 64 rows of a product. Persistent and warp-specialised.
+// Convolution as an implicit GEMM with A and B swapped: y^T[k, pixels] = weight[k, taps and channels] * x^T. The
+// weight is wgmma's first operand, so that few filters or few pixels still fill the 64 rows of a product. Persistent
+// and warp-specialised.
 //
 //   a tile of y^T: FILTERS x TILE_N pixels            one stage of the ring (an iteration: DEPTH blocks of one tap, 128 bytes of channels)
 //
@@ -16,11 +17,12 @@
 //   warpgroups 1..CONSUMERS   wgmma; PENDING iterations later --------------------> empty[stage] ---> all copying threads wait
 //                             then bias, residual, activation, store
 //
-// CLUSTER: blocks have the same pixels and different filters; each copies its share of the pixels to all, so empty[stage] counts all
-// blocks. SPLIT: the blocks of a cluster share a tile, each with some of the iterations; they exchange their sums (cluster_reduce.cuh),
-// and each stores the items that it owns. Halo: a tile is some rows of one image, HALO_PITCH columns each, of which the last ones are
-// padding; pixels beyond its rows make their number a multiple of eight. SPARSE: a block is two sparse products. PLANES: a block is
-// twelve products, body and correction (split_fp32). Parameters: igemm_swap_ab_config.cuh.
+// CLUSTER: blocks have the same pixels and different filters; each copies its share of the pixels to all, so
+// empty[stage] counts all blocks. SPLIT: the blocks of a cluster share a tile, each with some of the iterations; they
+// exchange their sums (cluster_reduce.cuh), and each stores the items that it owns. Halo: a tile is some rows of one
+// image, HALO_PITCH columns each, of which the last ones are padding; pixels beyond its rows make their number a
+// multiple of eight. SPARSE: a block is two sparse products. PLANES: a block is twelve products, body and correction
+// (split_fp32). Parameters: igemm_swap_ab_config.cuh.
 #include <igemm_swap_ab_fp32_store.cuh>
 #include <igemm_swap_ab_producer.cuh>
 #include <igemm_swap_ab_products.cuh>
@@ -111,7 +113,8 @@ DEVICE void consume(const SmemLayout& smem, int consumer, int first, int step, V
       copy_owned(smem, consumer, thread, to, sizes.k, y_map);
     } else {
       if constexpr (HAS_RESIDUAL) {
-        mbarrier_wait(given, round++ & 1);  // the residual is there, and so the last tile's store has read its shared memory
+        // The residual is there, and so the last tile's store has read its shared memory
+        mbarrier_wait(given, round++ & 1);
       } else if (round++) {
         if (thread == 0) bulk_wait_group_read();
         warpgroup_sync(consumer);
@@ -134,8 +137,9 @@ DEVICE void consume(const SmemLayout& smem, int consumer, int first, int step, V
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), MIN_BLOCKS_PER_SM)
-igemm_swap_ab(const __grid_constant__ TensorMap x, WEIGHT_ARGUMENT, Value* __restrict__ y, const Value* __restrict__ residual,
-              const Value* __restrict__ bias, const __grid_constant__ Sizes sizes RESULT_MAP_ARGUMENTS SCALE_ARGUMENTS) {
+    igemm_swap_ab(const __grid_constant__ TensorMap x, WEIGHT_ARGUMENT, Value* __restrict__ y,
+                  const Value* __restrict__ residual, const Value* __restrict__ bias,
+                  const __grid_constant__ Sizes sizes RESULT_MAP_ARGUMENTS SCALE_ARGUMENTS) {
   SHARED_MEMORY;
   SmemLayout smem;
   smem.place(opaque((shared_address(shared_memory) + 1023u) & ~1023u));

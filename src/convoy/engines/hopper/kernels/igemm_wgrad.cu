@@ -1,4 +1,5 @@
-// The gradient of a convolution's weight as an implicit GEMM: dweight[k, tap, c] = sum over pixels of dy[pixel, k] * x[pixel at tap, c].
+// The gradient of a convolution's weight as an implicit GEMM: dweight[k, tap, c] = sum over pixels of dy[pixel, k] *
+// x[pixel at tap, c].
 //
 //   a tile of dweight: filters x columns           one stage of the ring (an iteration of PIXELS pixels)
 //
@@ -14,9 +15,10 @@
 //                             thread 32: dy, boxes -------+
 //   warpgroups 1..CONSUMERS   wgmma, then store ----------> empty[stage] ---> both copying threads wait
 //
-// Zeros take the place of all that lies outside the tensors. With SPLIT > 1, the blocks of a cluster share a tile, each with some of
-// the pixels: when all have multiplied, they exchange their sums through the ring (cluster_reduce.cuh), and each stores a part of the
-// tile. With FP32_SHARES, results are fp32 sums of several clusters for one tile, which another kernel adds.
+// Zeros take the place of all that lies outside the tensors. With SPLIT > 1, the blocks of a cluster share a tile,
+// each with some of the pixels: when all have multiplied, they exchange their sums through the ring
+// (cluster_reduce.cuh), and each stores a part of the tile. With FP32_SHARES, results are fp32 sums of several
+// clusters for one tile, which another kernel adds.
 #include <igemm_wgrad_layout.cuh>
 #include <lane_transpose.cuh>
 #include <tma.cuh>
@@ -26,7 +28,8 @@
 DEVICE void produce_x(const TensorMap* x, const SmemLayout& smem, int first, int step, const Sizes& sizes) {
   Ring ring = {0, 0};
   griddep_wait();
-  griddep_launch_dependents();  // not earlier: with three kernels at one time, some multiprocessors would get two blocks of one
+  // Not earlier: with three kernels at one time, some multiprocessors would get two blocks of one
+  griddep_launch_dependents();
   for (int work = first; work < sizes.work_items; work += step) {
     Tile tile(work, smem, sizes);
     Column at[COLUMNS];
@@ -75,8 +78,8 @@ DEVICE void produce_dy(const TensorMap* dy, const SmemLayout& smem, int first, i
   }
 }
 
-// Sixteen channels of a lane's two filters, eight apart: an item of a warp. Half values: lanes exchange until each has sixteen bytes of
-// one filter, and two lanes have a sector of 32 bytes.
+// Sixteen channels of a lane's two filters, eight apart: an item of a warp. Half values: lanes exchange until each has
+// sixteen bytes of one filter, and two lanes have a sector of 32 bytes.
 DEVICE void store_item(const float* d, int item, int filter, const Tile& tile, int lane, const Sizes& sizes,
                        Value* __restrict__ dweight) {
   Column at;
@@ -98,11 +101,13 @@ DEVICE void store_item(const float* d, int item, int filter, const Tile& tile, i
     filter += lane % 4 / 2 * 8;
     c += lane % 2 * 8;
     if (column < sizes.columns && filter < sizes.k && c < sizes.c)
-      *(uint4*)(dweight + (long long)filter * sizes.row + at.tap * sizes.c + c) = make_uint4(words[0], words[1], words[2], words[3]);
+      *(uint4*)(dweight + (long long)filter * sizes.row + at.tap * sizes.c + c) =
+          make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
 
-DEVICE void consume(const SmemLayout& smem, int consumer, int first, int step, const Sizes& sizes, Value* __restrict__ dweight) {
+DEVICE void consume(const SmemLayout& smem, int consumer, int first, int step, const Sizes& sizes,
+                    Value* __restrict__ dweight) {
   int thread = threadIdx.x % 128, lane = thread % 32;
   Ring ring = {0, 0};
   griddep_wait();  // which may still read what is written here
@@ -128,7 +133,8 @@ DEVICE void consume(const SmemLayout& smem, int consumer, int first, int step, c
         }
       wgmma_commit_group();
       wgmma_wait_group<1>();
-      // One arrival a warp: a warp may end its products before the others of its group have begun to wait for the stage.
+      // One arrival a warp: a warp may end its products before the others of its group have begun to wait for the
+      // stage.
       if (i && lane == 0) mbarrier_arrive(before);
       before = smem.empty + 8 * ring.stage;
       ring.next();

@@ -113,9 +113,9 @@ class Database:
         """
         described = self.targets()
         like = [digest for digest, found in described.items() if found.is_same_device(target)]
-        kin = [digest for digest, found in described.items() if found.has_same_cores(target)]
+        related = [digest for digest, found in described.items() if found.has_same_cores(target)]
         rows: list[Measurement] = []
-        for digests in (list(dict.fromkeys((target.digest, *like))), kin):
+        for digests in (list(dict.fromkeys((target.digest, *like))), related):
             own = [row for digest in digests for row in self.rows(target=digest, status="ok")]
             for protocol in protocols:
                 wanted = partial(_is_new_layer, {row.problem for row in rows})

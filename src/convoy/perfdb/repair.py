@@ -70,9 +70,9 @@ def open_sound(path: Path, *, write_ahead: bool, timeout_s: float = 30.0) -> sql
             sql.create(connection)
         elif version < sql.SCHEMA_VERSION:
             sql.migrate(connection, version)
-        with closing(sql.connect(":memory:")) as fresh:
-            sql.create(fresh)
-            if sql.layout(connection) != sql.layout(fresh):
+        with closing(sql.connect(":memory:")) as new_file:
+            sql.create(new_file)
+            if sql.layout(connection) != sql.layout(new_file):
                 raise DamagedFileError("its tables are not those of a performance database")
         sql.set_journal(connection, write_ahead=write_ahead)
     except BaseException:
@@ -208,10 +208,10 @@ def replace_damaged(path: Path) -> tuple[Path, FileContents]:
         The damaged file's new path (`NAME.bad-YYYYmmddTHHMMSS`), and the rows that were saved.
     """
     contents = read_contents(path)
-    fresh = path.with_name(f"{path.name}.new-{os.getpid()}")
-    fresh.unlink(missing_ok=True)  # left by a process with the same id that died here
+    new_file = path.with_name(f"{path.name}.new-{os.getpid()}")
+    new_file.unlink(missing_ok=True)  # left by a process with the same id that died here
     try:
-        with closing(sql.connect(fresh)) as connection:
+        with closing(sql.connect(new_file)) as connection:
             sql.create(connection)
             contents.write(connection)
         bad = _unused_name(path)
@@ -219,9 +219,9 @@ def replace_damaged(path: Path) -> tuple[Path, FileContents]:
             with suppress(FileNotFoundError):
                 _beside(path, suffix).rename(_beside(bad, suffix))
         path.rename(bad)
-        fresh.rename(path)
+        new_file.rename(path)
     finally:
-        fresh.unlink(missing_ok=True)
+        new_file.unlink(missing_ok=True)
     return bad, contents
 
 

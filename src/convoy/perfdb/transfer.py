@@ -144,14 +144,14 @@ def _write(path: Path, text: str) -> None:
     data = text.encode()
     if file_form(path)[1]:
         data = gzip.compress(data, mtime=0)
-    fresh = path.with_name(f"{path.name}.new-{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
-        fresh.write_bytes(data)
-        fresh.replace(path)
+        temporary.write_bytes(data)
+        temporary.replace(path)
     except OSError as error:
         raise InputError("file", str(path), "a file that can be written", f"Reason: {error}.") from None
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def read_file(path: Path) -> ImportBatch:

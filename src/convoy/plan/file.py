@@ -47,12 +47,12 @@ def write_text(path: Path, text: str, argument: str) -> None:
         if path.is_dir() or not path.parent.is_dir():
             raise InputError(argument, str(path), "a file in a folder that exists")
         # Not by `tempfile`, which makes files that only their owner can read; the umask decides.
-        fresh = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
+        temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
         try:
-            fresh.write_bytes(text.encode("utf-8", "replace"))
-            fresh.replace(path)
+            temporary.write_bytes(text.encode("utf-8", "replace"))
+            temporary.replace(path)
         finally:
-            fresh.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except InputError:
         raise
     except (OSError, ValueError) as error:  # a path with a NUL is a ValueError

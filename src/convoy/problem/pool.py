@@ -83,8 +83,8 @@ _TEXT = re.compile(r"(max|avg)(\d{1,5})x(\d{1,5})s(\d{1,5})x(\d{1,5})p(\d{1,5})x
 
 def _positions(side: int, window: int, stride: int, pad: int, *, ceil_mode: bool) -> int:
     """Positions of a window along a side; in ceil mode the last one must begin inside the image or the padding before it."""
-    room = side + 2 * pad - window
-    if room < 0 and not (ceil_mode and room + stride > 0):
+    span = side + 2 * pad - window
+    if span < 0 and not (ceil_mode and span + stride > 0):
         return 0
-    found = -(-room // stride) + 1 if ceil_mode else room // stride + 1
+    found = -(-span // stride) + 1 if ceil_mode else span // stride + 1
     return found - 1 if ceil_mode and (found - 1) * stride >= side + pad else found

@@ -26,7 +26,7 @@ def concat_inputs(graph: Graph, node: Node) -> tuple[str, ...]:
     result = graph.values[node.outputs[0]].spec
     if not isinstance(listed, tuple) or along not in ((1,), (-3,)) or len(result.shape) != 4:
         return ()
-    names = [piece.name for piece in listed if isinstance(piece, Ref)]
+    names = [item.name for item in listed if isinstance(item, Ref)]
     specs = [graph.values[name].spec for name in names]
     plain = all(len(spec.shape) == 4 and spec.dtype == result.dtype for spec in specs)
     return tuple(names) if plain and len(set(names)) == len(names) == len(listed) else ()

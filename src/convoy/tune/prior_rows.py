@@ -71,9 +71,9 @@ def reusable_rows(rows: Iterable[Measurement], target: Target) -> list[Measureme
 
 def add_transfer_hints(tasks: Sequence[TuningTask], target: Target, protocol: Protocol, database: RowStore) -> None:
     """Give tasks the hints from related devices' rows, and from rows of earlier protocols."""
-    kin = related_targets(target, database.targets().values())
-    sources = [(source, protocol.id) for source in kin]
-    sources += [(source, earlier) for earlier in protocol.earlier for source in (target, *kin)]
+    related = related_targets(target, database.targets().values())
+    sources = [(source, protocol.id) for source in related]
+    sources += [(source, earlier) for earlier in protocol.earlier for source in (target, *related)]
     for task in tasks:
         for source, clock in sources:
             rows = database.lookup(task.problem.key, source.digest, clock)
@@ -88,8 +88,8 @@ def add_predictions(
     unknown = [task for task in tasks if not task.is_known()]
     if unknown:
         report(0, len(tasks), "predicting from the database")
-        fresh = (task.rows[config] for task in tasks for config in task.measured)
-        predictor, criteria = source.with_rows(fresh)
+        measured = (task.rows[config] for task in tasks for config in task.measured)
+        predictor, criteria = source.with_rows(measured)
         for task in unknown:
             task.predict(predictor, protocol.id, criteria)
     report(len(tasks), len(tasks), "from the database")
@@ -120,11 +120,11 @@ class PredictorSource:
         self._target, self._protocol = target, protocol
         self._rows: Sequence[Measurement] | None = None
 
-    def with_rows(self, fresh: Iterable[Measurement] = ()) -> tuple[TimePredictor, Criteria | None]:
+    def with_rows(self, measured: Iterable[Measurement] = ()) -> tuple[TimePredictor, Criteria | None]:
         """A predictor made from the stored rows and the rows measured since, and the criteria."""
         if self._rows is None:
             self._rows = self._database.related(self._target, (self._protocol.id, *self._protocol.earlier))
-        predictor = TimePredictor.from_rows(chain(self._rows, fresh), self._models, self._fusing)
+        predictor = TimePredictor.from_rows(chain(self._rows, measured), self._models, self._fusing)
         return predictor, find_criteria(self._target, self._path)
 
 

@@ -94,14 +94,14 @@ class Comparison:
         self.left: list[str] = []
         """Cases for which no time was left."""
         self._deadline = time.monotonic() + limits.seconds if limits.seconds else math.inf
-        self._ledger = RunProgress(run, path)
+        self._progress = RunProgress(run, path)
         self._children = ChildProcesses(self.limits, self._deadline)
-        self._waiting = ReadyFrameworks(self.limits, self._children, self._ledger)
+        self._waiting = ReadyFrameworks(self.limits, self._children, self._progress)
 
     @property
     def run(self) -> Run:
         """The run as it stands."""
-        return self._ledger.run
+        return self._progress.run
 
     def __enter__(self) -> Self:
         self._root = Path(tempfile.mkdtemp(prefix="convoy-compare-"))
@@ -113,7 +113,7 @@ class Comparison:
 
     def __exit__(self, *error: object) -> None:
         """End every child, so that the threads that talk with them end too."""
-        self._ledger.close()
+        self._progress.close()
         self._children.end_all()
         self._pool.shutdown(cancel_futures=True)
         self._waiting.release()
@@ -124,10 +124,10 @@ class Comparison:
         waiting = [
             case
             for case in cases
-            if self._ledger.missing(case, entries) or self._ledger.apart(case, entries, self._waiting.alive)
+            if self._progress.missing(case, entries) or self._progress.timed_alone(case, entries, self._waiting.alive)
         ]
         # Frameworks that were never tried go first: one that failed may take its whole time limit again.
-        waiting.sort(key=lambda case: all(self._ledger.row(case, entry.id) is not None for entry in entries))
+        waiting.sort(key=lambda case: all(self._progress.row(case, entry.id) is not None for entry in entries))
         longest = 0.0
         for index, case in enumerate(waiting):
             start = time.monotonic()
@@ -148,10 +148,10 @@ class Comparison:
             entries: frameworks.
             ahead: cases whose exact results are made meanwhile.
         """
-        missing = {entry: entry.absence(case.device) for entry in self._ledger.missing(case, entries)}
+        missing = {entry: entry.absence(case.device) for entry in self._progress.missing(case, entries)}
         absent = [row_of(case, entry.id, "absent", why) for entry, why in missing.items() if why]
         present = [entry for entry, why in missing.items() if not why]
-        apart = self._ledger.apart(case, entries, self._waiting.alive)
+        apart = self._progress.timed_alone(case, entries, self._waiting.alive)
         folder: Path | None = None
         try:
             if present or apart:
@@ -160,14 +160,14 @@ class Comparison:
             for entry in present:
                 self._fail(case, entry, error, "the reference run failed: ")
         for row in absent:
-            self._ledger.keep(row)
+            self._progress.keep(row)
         if folder is None:
             return
         made = [self._material.begin(later) for later in ahead]
         try:
             self._prepare_all(case, present, folder)
             if self._waiting.alive or apart:
-                self._prepare_all(case, self._ledger.company(case, entries, self._waiting.alive), folder)
+                self._prepare_all(case, self._progress.timeable_together(case, entries, self._waiting.alive), folder)
             for future in made:
                 future.exception()  # nothing else may run while frameworks are timed
             self.observer(f"{case.label()}: in turn", len(present), len(present) + 1)
@@ -214,11 +214,11 @@ class Comparison:
                 return
         if export_s:
             row = dataclasses.replace(row, figures=(*row.figures, Figure.once("export_s", "s", export_s)))
-        known = self._ledger.standing(case, entry.id)
+        known = self._progress.finished_row(case, entry.id)
         if known is None or known.setting != row.setting:
-            self._ledger.keep(row)  # else its compile time stands: this time a database or a cache may have helped
+            self._progress.keep(row)  # else its compile time stands: this time a database or a cache may have helped
         self._waiting.add(entry.id, child)
-        if self._waiting.crowded(self.target.device):
+        if self._waiting.exceeds_memory_share(self.target.device):
             self._waiting.release(case)
 
     def _fail(self, case: Case, entry: Entry, error: ChildFailedError, where: str = "") -> None:
@@ -230,8 +230,8 @@ class Comparison:
 
     def _lose(self, case: Case, name: str, error: ChildFailedError, where: str = "") -> None:
         """A row that says how it failed, unless it worked before and only should have been timed beside new ones."""
-        if self._ledger.standing(case, name) is None:
-            self._ledger.keep(row_of(case, name, error.status, where + error.reason))
+        if self._progress.finished_row(case, name) is None:
+            self._progress.keep(row_of(case, name, error.status, where + error.reason))
         else:
             reason = f"{error.status}: {where}{error.reason}"
             self.observer(f"{case.label()}: {name} keeps its figures and was not timed in turn: {reason}", 0, 0)
@@ -274,10 +274,10 @@ class Comparison:
             child.deadline = math.inf  # a case that is nearly done is worth its last seconds
         best = quietest(lambda: self._rounds(case))
         for name, samples in best.items():
-            row = self._ledger.row(case, name)
+            row = self._progress.row(case, name)
             in_turn = len(best) > 1
             if row is not None and row.ok and (in_turn or row.detail.get("timed") != "in turn"):
-                self._ledger.keep(with_samples(row, samples, in_turn=in_turn))
+                self._progress.keep(with_samples(row, samples, in_turn=in_turn))
 
     def _rounds(self, case: Case) -> dict[str, Samples]:
         """Rounds of those that are still alive; one that fails is ended, and its row says how."""
@@ -286,5 +286,5 @@ class Comparison:
             self._children.end(self._waiting.alive.pop(name))
             self._lose(case, name, error)
 
-        slowest = max((self._ledger.call_s(case, name) for name in self._waiting.alive), default=0.0)
+        slowest = max((self._progress.call_s(case, name) for name in self._waiting.alive), default=0.0)
         return take_rounds(self._waiting.alive, rounds_for(slowest, self.limits.rounds), failed)

@@ -46,7 +46,7 @@ class RunProgress:
         """The row of a framework, or None."""
         return self.run.row(row_of(case, name, "ok").key)
 
-    def standing(self, case: Case, name: str) -> Row | None:
+    def finished_row(self, case: Case, name: str) -> Row | None:
         """The row of a framework that has its figures: another failure, or one more build, does not take them away."""
         row = self.row(case, name)
         return row if row is not None and row.ok and not row.detail.get("provisional") else None
@@ -68,14 +68,14 @@ class RunProgress:
 
         return [entry for entry in entries if unfinished(entry)]
 
-    def company(self, case: Case, entries: Sequence[Entry], waiting: Collection[str]) -> list[Entry]:
+    def timeable_together(self, case: Case, entries: Sequence[Entry], waiting: Collection[str]) -> list[Entry]:
         """Frameworks that have their figures, do not wait for their turn now, and could: none that memory is too short for."""
-        rows = {entry: self.standing(case, entry.id) for entry in entries if entry.id not in waiting}
+        rows = {entry: self.finished_row(case, entry.id) for entry in entries if entry.id not in waiting}
         return [entry for entry, row in rows.items() if row is not None and not row.detail.get(SHORT)]
 
-    def apart(self, case: Case, entries: Sequence[Entry], waiting: Collection[str]) -> list[Entry]:
+    def timed_alone(self, case: Case, entries: Sequence[Entry], waiting: Collection[str]) -> list[Entry]:
         """Frameworks that were timed alone although there are others to be timed in turn with."""
-        able = self.company(case, entries, waiting)
+        able = self.timeable_together(case, entries, waiting)
         return [entry for entry in able if len(able) > 1 and self._timed(case, entry.id) == "alone"]
 
     def _timed(self, case: Case, name: str) -> str:

@@ -25,11 +25,11 @@ class ReadyFrameworks:
     Args:
         limits: the memory that there is.
         children: ends the processes.
-        ledger: where their rows are.
+        progress: where their rows are.
     """
 
-    def __init__(self, limits: Limits, children: ChildProcesses, ledger: RunProgress) -> None:
-        self._limits, self._children, self._ledger = limits, children, ledger
+    def __init__(self, limits: Limits, children: ChildProcesses, progress: RunProgress) -> None:
+        self._limits, self._children, self._progress = limits, children, progress
         self._lock = threading.Lock()
         self.alive: dict[str, ChildSession] = {}
 
@@ -38,7 +38,7 @@ class ReadyFrameworks:
         with self._lock:
             self.alive[name] = child
 
-    def crowded(self, device: str) -> bool:
+    def exceeds_memory_share(self, device: str) -> bool:
         """Whether they have more than their share of the memory."""
         share = ALIVE_SHARE[device]
         if device == "cpu":
@@ -53,6 +53,6 @@ class ReadyFrameworks:
             ended, self.alive = self.alive, {}
             for name, child in ended.items():
                 self._children.end(child)
-                row = self._ledger.row(short, name) if short is not None else None
+                row = self._progress.row(short, name) if short is not None else None
                 if row is not None and row.ok and row.detail.get("timed") == "alone":
-                    self._ledger.keep(dataclasses.replace(row, detail={**settled(row.detail), SHORT: True}))
+                    self._progress.keep(dataclasses.replace(row, detail={**settled(row.detail), SHORT: True}))

@@ -238,7 +238,7 @@ def test_those_that_memory_is_too_short_for_are_left_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.json"
-    monkeypatch.setattr(ReadyFrameworks, "crowded", lambda *_: True)
+    monkeypatch.setattr(ReadyFrameworks, "exceeds_memory_share", lambda *_: True)
     entries = at(a="RIGHT", b="RIGHT")
     found = compare([CASE], entries, path, request=REQUEST, limits=LIMITS)
     assert [(row.detail["timed"], row.detail["short_of_memory"]) for row in found.rows] == [("alone", True)] * 2
@@ -303,7 +303,7 @@ def test_exact_results_that_failed_beside_others_are_made_again(
     run, target = Run("compare", {}), detect_target("cpu")
     with comparison.Comparison(run, path, replace(target, device="cuda"), LIMITS, lambda *_: None) as one:
         one.limits = replace(one.limits, jobs=1)
-        monkeypatch.setattr(one._waiting, "crowded", lambda _: False)
+        monkeypatch.setattr(one._waiting, "exceeds_memory_share", lambda _: False)
         one.run_cases(cases, planted("right"))
         found = one.run.rows
     assert made == [2, 3, 3]

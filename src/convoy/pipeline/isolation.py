@@ -103,10 +103,8 @@ def attributes_of(model: nn.Module) -> dict[str, object]:
 def repr_of(value: list[Any] | dict[Any, Any] | set[Any]) -> tuple[object, ...]:
     """The numbers and strings of a collection; other items by their types."""
     items: list[Any] = [*value.items()] if isinstance(value, dict) else [*value]
-    plain = (bool, int, float, str, type(None))
-    return tuple(
-        item if isinstance(item, plain) else str(type(item)) for item in cast("list[Any]", pytree.tree_leaves(items))
-    )
+    leaves: list[object] = pytree.tree_leaves(items)
+    return tuple(leaf if isinstance(leaf, (bool, int, float, str, type(None))) else str(type(leaf)) for leaf in leaves)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.hopper import first_layer, first_layer_tf32
-from convoy.engines.hopper.first_layer_tile_config import Form
+from convoy.engines.hopper.first_layer_tile_config import FirstLayerTile as Form
 from convoy.engines.hopper.nvrtc_kernel import SpillError
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.measurement.device.detect import detect_target

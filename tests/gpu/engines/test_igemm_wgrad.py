@@ -8,7 +8,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.hopper import igemm_wgrad
-from convoy.engines.hopper.igemm_wgrad_tile_config import Form
+from convoy.engines.hopper.igemm_wgrad_tile_config import IgemmWgradTile as Form
 from convoy.engines.hopper.igemm_wgrad_tile_search import forms
 from convoy.measurement.accuracy import make_data
 from convoy.measurement.device.detect import detect_target

@@ -55,7 +55,7 @@ before there were any)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class DepthwiseRegistersTile:
     """How the work is cut: a thread's output columns and rows, how many input rows it asks for ahead, and its channels."""
 
     strip: int
@@ -70,10 +70,10 @@ class Form:
         return Knobs.of(strip=self.strip, rows=self.rows, ahead=self.ahead, **more)
 
     @staticmethod
-    def of(knobs: Knobs) -> Form:
+    def of(knobs: Knobs) -> DepthwiseRegistersTile:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
         channels = knobs.integer("channels") if "channels" in knobs else CHANNELS
-        form = Form(*(knobs.integer(name) for name in ("strip", "rows", "ahead")), channels)
+        form = DepthwiseRegistersTile(*(knobs.integer(name) for name in ("strip", "rows", "ahead")), channels)
         if min(form.strip, form.rows, form.ahead) < 1 or form.channels not in (2, 4):
             raise InputError("knobs", str(knobs), "strip, rows and ahead of at least 1, 2 or 4 channels")
         return form
@@ -133,16 +133,16 @@ class Form:
         }  # fmt: skip
 
 
-def candidates(problem: ConvProblem) -> Iterator[Form]:
+def candidates(problem: ConvProblem) -> Iterator[DepthwiseRegistersTile]:
     """Forms that fit into the registers."""
     for numbers in product((1, 2, 4, 7), (1, 2, 4, 7, 8, 14, 28), (1, 2, 3, 5), (CHANNELS, CHANNELS // 2)):
-        form = Form(*numbers)
+        form = DepthwiseRegistersTile(*numbers)
         sensible = all(one == 1 or one < 2 * most for one, most in ((form.strip, problem.q), (form.rows, problem.p)))
         if sensible and form.fits(problem):
             yield form
 
 
-def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
+def estimate_us(problem: ConvProblem, form: DepthwiseRegistersTile, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's instructions, or the memory's bytes."""
     threads, taps = form.sizes(problem)["threads"], problem.r * problem.s
     again = form.input_rows(problem) / (form.rows * problem.stride_h)  # a row of two bands is read twice
@@ -199,7 +199,7 @@ def one_filter_a_channel(problem: ConvProblem, multiple: int) -> Support:
 class DepthwiseExecutable(Executable):
     """One form for one problem."""
 
-    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, form: DepthwiseRegistersTile, target: Target) -> None:
         self.problem, self.form, self.dependent = problem, form, target.capability >= 90
         cubin, self.log = self._compiled(engine, target)
         self.function = Function(engine, cubin, "depthwise_registers", 0)
@@ -231,7 +231,7 @@ class DepthwiseExecutable(Executable):
         self.function.launch(x.device.index or 0, blocks, THREADS, arguments, dependent=self.dependent)
 
 
-class DepthwiseEngine(TiledKernelEngine[Form]):
+class DepthwiseEngine(TiledKernelEngine[DepthwiseRegistersTile]):
     """Direct depthwise convolution; see `depthwise.cu`."""
 
     id = "cuda.depthwise"
@@ -239,7 +239,7 @@ class DepthwiseEngine(TiledKernelEngine[Form]):
     devices = ("cuda",)
     trusted = False
     quick_settings = 8
-    tile_config = Form
+    tile_config = DepthwiseRegistersTile
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """As many groups as input and output channels, a multiple of 4; at most 25 taps, no dilation. fp32 is exact."""
@@ -254,15 +254,15 @@ class DepthwiseEngine(TiledKernelEngine[Form]):
             return Support.no(f"needs a filter whose rows fit into registers, got {problem.r} x {problem.s}")
         return Support.yes()
 
-    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[DepthwiseRegistersTile]:
         """The likeliest of `candidates`."""
         return sorted(candidates(problem), key=lambda form: estimate_us(problem, form, units))[:MOST_FORMS]
 
-    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: DepthwiseRegistersTile, units: int) -> float:
         """See `estimate_us` above."""
         return estimate_us(problem, form, units)
 
-    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: DepthwiseRegistersTile, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         if not form.fits(problem):
             raise CompileError(self.id, f"{problem} has no kernel with {form.knobs}")

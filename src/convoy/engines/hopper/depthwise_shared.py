@@ -62,7 +62,7 @@ All of these are fitted to 694 timings of 31 layers on an H100 (59d335a), batch 
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class DepthwiseSharedTile:
     """How the work is cut.
 
     Attributes:
@@ -96,7 +96,7 @@ class Tile:
     """Sizes of a problem's kernel in one form."""
 
     problem: ConvProblem
-    form: Form
+    form: DepthwiseSharedTile
 
     @property
     def box(self) -> tuple[int, int, int, int]:
@@ -178,15 +178,15 @@ class Tile:
         return (hidden + rounds * (_ROUND_NS + instructions / _ALONE_NS) + _START_NS) / 1000
 
 
-def forms(problem: ConvProblem, units: int) -> list[Form]:
+def forms(problem: ConvProblem, units: int) -> list[DepthwiseSharedTile]:
     """Forms that have room, by their guess."""
     return sorted(_candidates(problem), key=lambda form: Tile(problem, form).guess_us(units))[:MOST_FORMS]
 
 
-def _candidates(problem: ConvProblem) -> Iterator[Form]:
+def _candidates(problem: ConvProblem) -> Iterator[DepthwiseSharedTile]:
     tiles = sorted({min(rows, problem.p) for rows in (1, 2, 4, 7, 8, 14, 28)})
     for tile, images, strip, rows in product(tiles, (1, 2, 4), (2, 4, 7, 8), (1, 2, 4, 7, 14)):
-        form = Form(tile, images, strip, rows)
+        form = DepthwiseSharedTile(tile, images, strip, rows)
         whole = images == 1 or (tile == problem.p and images <= problem.n)
         if whole and rows <= tile and strip < 2 * problem.q and Tile(problem, form).fits:
             yield form
@@ -195,7 +195,7 @@ def _candidates(problem: ConvProblem) -> Iterator[Form]:
 class DepthwiseTileExecutable(Executable):
     """One form for one problem."""
 
-    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, form: DepthwiseSharedTile, target: Target) -> None:
         self.problem, self.tile = problem, Tile(problem, form)
         if not self.tile.fits:
             raise InputError(
@@ -225,7 +225,7 @@ class DepthwiseTileExecutable(Executable):
         self.function.launch(x.device.index or 0, self.tile.grid, threads, arguments, dependent=True)
 
 
-class DepthwiseTileEngine(TiledKernelEngine[Form]):
+class DepthwiseTileEngine(TiledKernelEngine[DepthwiseSharedTile]):
     """A tile of the image by one tensor copy, sums in registers; see `depthwise_tile.cu`."""
 
     id = "cuda.depthwise_tile"
@@ -233,7 +233,7 @@ class DepthwiseTileEngine(TiledKernelEngine[Form]):
     devices = ("cuda",)
     trusted = False
     quick_settings = 8
-    tile_config = Form
+    tile_config = DepthwiseSharedTile
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """As many groups as channels, a multiple of 8, in fp16 or bf16 on Hopper; at most 25 taps, no dilation."""
@@ -248,15 +248,15 @@ class DepthwiseTileEngine(TiledKernelEngine[Form]):
             return Support.no(f"has no room for a row of {problem.q} results with the pixels that it sees")
         return Support.yes()
 
-    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[DepthwiseSharedTile]:
         """See `forms` above."""
         return forms(problem, units)
 
-    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: DepthwiseSharedTile, units: int) -> float:
         """See `Tile`."""
         return Tile(problem, form).guess_us(units)
 
-    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: DepthwiseSharedTile, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return DepthwiseTileExecutable(self.id, problem, form, target)
 

@@ -15,7 +15,7 @@ from convoy.engines.hopper.first_layer_tile_config import (
     FILTERS,
     MOST_CHANNELS,
     MOST_COLUMNS,
-    Form,
+    FirstLayerTile,
     Layer,
     forms,
     in_slices,
@@ -38,7 +38,7 @@ _MONOTONE: Final = ("none", "relu", "relu6")
 class FirstLayerExecutable(Executable):
     """One form for one problem."""
 
-    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, form: FirstLayerTile, target: Target) -> None:
         self.problem, self.layer = problem, Layer(problem, form)
         if not self.layer.fits:
             raise InputError(
@@ -74,7 +74,7 @@ class FirstLayerExecutable(Executable):
         self.function.launch(x.device.index or 0, grid, threads, arguments, dependent=True)
 
 
-class FirstLayerEngine(TiledKernelEngine[Form]):
+class FirstLayerEngine(TiledKernelEngine[FirstLayerTile]):
     """Windows that overlap in shared memory, and a maximum in registers; see `first.cu`."""
 
     id = "cuda.first_layer"
@@ -84,7 +84,7 @@ class FirstLayerEngine(TiledKernelEngine[Form]):
     family = "implicit_gemm"
     trusted = False
     quick_settings = 4
-    tile_config = Form
+    tile_config = FirstLayerTile
     dtypes: ClassVar[frozenset[str]] = frozenset({"fp16", "bf16"})
     strides: ClassVar[frozenset[int]] = frozenset({2, 4})
     """Along the width."""
@@ -114,19 +114,19 @@ class FirstLayerEngine(TiledKernelEngine[Form]):
                 return Support.no(f"pools by the largest of 3x3 with stride 2 and one padding, got {pool}")
             if problem.epilogue.activation not in _MONOTONE:
                 return Support.no(f"pools behind {', '.join(_MONOTONE)}, got {problem.epilogue.activation}")
-        if not Layer(problem, Form(1, 1)).fits:
+        if not Layer(problem, FirstLayerTile(1, 1)).fits:
             return Support.no("has no room for the weight and the rows of the image that a row reads")
         return Support.yes()
 
-    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[FirstLayerTile]:
         """Forms that have room, by their guess."""
         return sorted(forms(problem), key=lambda form: Layer(problem, form).guess_us(units))
 
-    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: FirstLayerTile, units: int) -> float:
         """See `Layer`."""
         return Layer(problem, form).guess_us(units)
 
-    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: FirstLayerTile, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return FirstLayerExecutable(self.id, problem, form, target)
 

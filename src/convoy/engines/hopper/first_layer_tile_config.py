@@ -59,7 +59,7 @@ first four. What an activation that divides takes is counted instructions, for i
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class FirstLayerTile:
     """How the work is cut.
 
     Attributes:
@@ -98,7 +98,7 @@ class Layer:
     """
 
     problem: ConvProblem
-    form: Form
+    form: FirstLayerTile
 
     @property
     def pooled(self) -> bool:
@@ -258,10 +258,10 @@ def in_slices(weight: torch.Tensor, layer: Layer) -> torch.Tensor:
     return parts.permute(3, 4, 5, 0, 1, 6, 2).contiguous()
 
 
-def forms(problem: ConvProblem) -> Iterator[Form]:
+def forms(problem: ConvProblem) -> Iterator[FirstLayerTile]:
     """Forms that have room."""
     most = problem.y_spec.shape[2]
     for rows, warpgroups, paired in product(_ROWS, _WARPGROUPS, (False, True)):
-        form = Form(rows * 2 if paired else rows, warpgroups, paired)
+        form = FirstLayerTile(rows * 2 if paired else rows, warpgroups, paired)
         if form.rows * warpgroups < most + form.rows and Layer(problem, form).fits:
             yield form

@@ -56,7 +56,7 @@ _MEMORY_BYTES_NS = 3000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class IgemmTile:
     """How the work is cut.
 
     Attributes:
@@ -83,10 +83,10 @@ class Form:
         return Knobs.of(**{name: getattr(self, name) for name in self.__slots__})
 
     @staticmethod
-    def of(knobs: Knobs) -> Form:
+    def of(knobs: Knobs) -> IgemmTile:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
         turns = bool(knobs["turns"])
-        form = Form(**{name: knobs.integer(name) for name in Form.__slots__ if name != "turns"}, turns=turns)
+        form = IgemmTile(**{name: knobs.integer(name) for name in IgemmTile.__slots__ if name != "turns"}, turns=turns)
         whole = 8 * form.cluster
         right = form.rows in (64, 128) and form.consumers in REGISTERS and form.cluster in (1, 2)
         right &= 1 <= form.split <= MOST_BLOCKS and (form.split == 1 or (form.cluster == 1 and not turns))
@@ -181,7 +181,7 @@ def iterations(problem: ConvProblem) -> int:
     return problem.r * problem.s * -(-problem.c * DTYPE_BYTES[problem.x_dtype] // ROW_BYTES)
 
 
-def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
+def estimate_us(problem: ConvProblem, form: IgemmTile, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's products or loads with its last store, or the memory's bytes."""
     each = DTYPE_BYTES[problem.x_dtype]
     steps = form.each(problem)
@@ -201,14 +201,14 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     return (math.hypot(busy**2, moved**2) ** 0.5 + _START_NS) / 1000
 
 
-def forms(problem: ConvProblem, units: int, limit: int = 28) -> list[Form]:
+def forms(problem: ConvProblem, units: int, limit: int = 28) -> list[IgemmTile]:
     """Forms worth trying, the best guess first; of each tile the best three."""
     found = sorted(
         ((estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem))),
         key=lambda entry: entry[:2],
     )
     kept: dict[tuple[int, int], int] = {}
-    chosen: list[Form] = []
+    chosen: list[IgemmTile] = []
     for _, _, form in found:
         tile = (form.pixels, form.filters)
         if kept.get(tile, 0) < 3 and len(chosen) < limit:
@@ -221,7 +221,7 @@ _SHAPES = ((64, 2, False), (128, 2, False), (64, 3, False), (64, 2, True), (128,
 """(rows, consumers, turns) of the forms."""
 
 
-def _candidates(problem: ConvProblem) -> Iterator[Form]:
+def _candidates(problem: ConvProblem) -> Iterator[IgemmTile]:
     widths: set[int] = set()
     for parts in range(1, 9):  # the filters in equal parts: no column is wasted
         share = math.ceil(problem.k / parts)
@@ -234,7 +234,7 @@ def _candidates(problem: ConvProblem) -> Iterator[Form]:
             if rows // 64 * width > (192 if consumers == 3 else 384) or rows // 64 * width // 2 > 192:
                 continue  # more accumulators than a thread has registers for
             for cluster, split in ((1, 1), (2, 1), *((1, split) for split in (2, 3, 4, 6, 8) if not turns)):
-                form = Form(rows, width, 2, consumers, turns, cluster, split)
+                form = IgemmTile(rows, width, 2, consumers, turns, cluster, split)
                 if form.cluster > 1 and form.units(problem) == 1:
                     continue
                 if (split - 1) * form.each(problem) < iterations(problem):
@@ -243,7 +243,7 @@ def _candidates(problem: ConvProblem) -> Iterator[Form]:
                         yield form
 
 
-def _depth(form: Form, problem: ConvProblem) -> int:
+def _depth(form: IgemmTile, problem: ConvProblem) -> int:
     """Stages: as many as fit; of one tile's share no more than it has, but room for the sums that a split leaves there."""
     deep = min(MOST_STAGES, (SHARED_BYTES - _EXTRA_BYTES) // (form.stage_bytes + 16))
     if form.split == 1:
@@ -254,7 +254,7 @@ def _depth(form: Form, problem: ConvProblem) -> int:
 class ImplicitGemmExecutable(Executable):
     """One form for one problem."""
 
-    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, form: IgemmTile, target: Target) -> None:
         self.problem, self.form, self.units = problem, form, target.units
         source = kernel_source("igemm", form.parameters(problem), wgmma_function(form.filters, problem.x_dtype))
         options = nvrtc_options(problem.epilogue.activation, problem.x_dtype)
@@ -300,7 +300,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
-class ImplicitGemmEngine(TiledKernelEngine[Form]):
+class ImplicitGemmEngine(TiledKernelEngine[IgemmTile]):
     """Copies in im2col mode, warpgroups that copy or multiply, tiles that fit the problem; see `implicit_gemm.cu`."""
 
     id = "cuda.implicit_gemm"
@@ -310,21 +310,21 @@ class ImplicitGemmEngine(TiledKernelEngine[Form]):
     family = "implicit_gemm"
     trusted = False
     quick_settings = 3
-    tile_config = Form
+    tile_config = IgemmTile
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
         return copied_product(problem, target)
 
-    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[IgemmTile]:
         """See the function of this name."""
         return forms(problem, units)
 
-    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: IgemmTile, units: int) -> float:
         """See `estimate_us` above."""
         return estimate_us(problem, form, units)
 
-    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: IgemmTile, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return ImplicitGemmExecutable(self.id, problem, form, target)
 

@@ -12,7 +12,7 @@ from convoy.engines.gpu.device_tensors import dense_nhwc
 from convoy.engines.hopper.hopper_support_checks import im2col
 from convoy.engines.hopper.igemm_dynamic_weight import UnpackedExecutable, half_product
 from convoy.engines.hopper.igemm_swap_ab import SwappedForms
-from convoy.engines.hopper.igemm_swap_ab_tile_config import Form
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile
 from convoy.engines.hopper.igemm_swap_ab_variants import TurnedForm
 from convoy.engines.hopper.tensor_maps import FilterMap
 from convoy.problem import ConvProblem, Epilogue, Problem
@@ -72,7 +72,7 @@ class GradientEngine(SwappedForms):
         """See `turned`."""
         return turned(problem)
 
-    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: SwapAbTile, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return GradientExecutable(self.id, turned(problem), form, target, FilterMap.of(problem, BOX))
 

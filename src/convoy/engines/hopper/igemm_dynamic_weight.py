@@ -10,7 +10,7 @@ from convoy.engines.base import Executable
 from convoy.engines.gpu.device_tensors import dense_nhwc
 from convoy.engines.hopper.hopper_support_checks import copied_product
 from convoy.engines.hopper.igemm_swap_ab import SwappedExecutable, SwappedForms
-from convoy.engines.hopper.igemm_swap_ab_tile_config import Form
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile
 from convoy.engines.hopper.igemm_swap_ab_variants import UnpackedForm
 from convoy.engines.hopper.tensor_maps import FilterMap
 from convoy.problem import ConvProblem, Problem
@@ -29,7 +29,9 @@ class UnpackedExecutable(SwappedExecutable):
         weight_map: of the weight as it lies.
     """
 
-    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target, weight_map: FilterMap) -> None:
+    def __init__(
+        self, engine: str, problem: ConvProblem, form: SwapAbTile, target: Target, weight_map: FilterMap
+    ) -> None:
         super().__init__(engine, problem, form, target)
         self.weight_map = weight_map
 
@@ -69,7 +71,7 @@ class FreshEngine(SwappedForms):
             return Support.no("reads weights that change from call to call; cuda.swapped packs the others")
         return Support.yes()
 
-    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: SwapAbTile, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return UnpackedExecutable(self.id, problem, form, target, FilterMap.of(problem, form.filters))
 

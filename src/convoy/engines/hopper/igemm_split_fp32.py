@@ -13,7 +13,7 @@ from convoy.engines.gpu.device_tensors import scratch
 from convoy.engines.gpu.gpu_support_checks import conv_support
 from convoy.engines.hopper.hopper_support_checks import hopper_alone, im2col, whole_vectors
 from convoy.engines.hopper.igemm_swap_ab import SwappedExecutable, SwappedForms, in_blocks
-from convoy.engines.hopper.igemm_swap_ab_tile_config import Form
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile
 from convoy.engines.hopper.igemm_swap_ab_variants import PlanesForm
 from convoy.engines.triton.split_planes import PlaneSplit, plane_bytes, split_us, split_weight
 from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
@@ -29,7 +29,7 @@ def of_planes(problem: ConvProblem) -> ConvProblem:
     return replace(problem, x_dtype="fp16", weight_dtype="fp16")
 
 
-def planes_in_blocks(weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor]:
+def planes_in_blocks(weight: torch.Tensor, form: SwapAbTile) -> tuple[torch.Tensor, torch.Tensor]:
     """Both planes of each block, one behind the other (`in_blocks`), and 1 / s of every filter."""
     high, low, inverse = split_weight(weight)
     return torch.stack((in_blocks(high, form), in_blocks(low, form)), dim=2), inverse
@@ -38,7 +38,7 @@ def planes_in_blocks(weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, to
 class SplitExecutable(SwappedExecutable):
     """Three launches (largest |x|, planes, product); two where x has marks."""
 
-    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, form: SwapAbTile, target: Target) -> None:
         super().__init__(engine, of_planes(problem), form, target)
         self.planes = PlaneSplit(engine, problem.x_spec.elements, target)
         self.workspace_bytes = plane_bytes(problem.x_spec.elements)
@@ -87,7 +87,7 @@ class SplitFp32Engine(SwappedForms):
         """See `of_planes`."""
         return of_planes(problem)
 
-    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: SwapAbTile, units: int) -> float:
         """The product's, and what splits x."""
         return super().estimate_tile_us(problem, form, units) + split_us(problem.x_spec.elements)
 
@@ -97,7 +97,7 @@ class SplitFp32Engine(SwappedForms):
         assert isinstance(problem, ConvProblem)
         return plane_bytes(problem.x_spec.elements)
 
-    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: SwapAbTile, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return SplitExecutable(self.id, problem, form, target)
 

@@ -14,7 +14,7 @@ from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of, round_tf32
 from convoy.engines.hopper.hopper_support_checks import copied_product
 from convoy.engines.hopper.igemm_swap_ab_tensor_maps import pixel_map, result_map
-from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, Form
+from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, SwapAbTile
 from convoy.engines.hopper.igemm_swap_ab_tile_search import estimate_us, forms
 from convoy.engines.hopper.igemm_swap_ab_variants import WideForm
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
@@ -31,7 +31,7 @@ _PIECES: Final = 8
 """Of sixteen bytes, in a row of a block."""
 
 
-def in_blocks(weight: torch.Tensor, form: Form) -> torch.Tensor:
+def in_blocks(weight: torch.Tensor, form: SwapAbTile) -> torch.Tensor:
     """The weight in the order in which it is copied: [tiles of filters, blocks, filters of a tile, channels of a block].
 
     A block is one tap and 128 bytes of channels, in the 128-byte swizzle; with a halo all taps of some channels follow each
@@ -54,7 +54,7 @@ def in_blocks(weight: torch.Tensor, form: Form) -> torch.Tensor:
     return swizzled.permute(order).reshape(rows.shape[0] // filters, -1, filters, channels).contiguous()
 
 
-def products(dtype: str, form: Form) -> str:
+def products(dtype: str, form: SwapAbTile) -> str:
     """The wgmma functions of a kernel on operands of a dtype."""
     if form.sparse:
         return wgmma_sparse_function(form.pixels, dtype)
@@ -74,7 +74,7 @@ class SwappedExecutable(Executable):
         target: the device.
     """
 
-    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, form: SwapAbTile, target: Target) -> None:
         if not form.fits(problem):
             raise InputError(
                 "knobs", str(form.knobs), f"a halo only where it fits: 3x3, stride 1, padding 1; got {problem}"
@@ -139,24 +139,24 @@ class SwappedExecutable(Executable):
         self.function.launch(device, clusters * size, threads, arguments, cluster=size, dependent=True)
 
 
-class SwappedForms(TiledKernelEngine[Form]):
+class SwappedForms(TiledKernelEngine[SwapAbTile]):
     """What engines of `swapped.cu` share: its forms, for the convolution that is computed."""
 
     version = 1
     family = "implicit_gemm"
     trusted = False
     quick_settings = 6
-    tile_config = Form
+    tile_config = SwapAbTile
 
     def computed(self, problem: ConvProblem) -> ConvProblem:
         """What the kernel computes for a problem."""
         return problem
 
-    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[SwapAbTile]:
         """See `igemm_swap_ab_tile_search`."""
         return forms(self.computed(problem), units, self.tile_config_class(problem))
 
-    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: SwapAbTile, units: int) -> float:
         """See `igemm_swap_ab_tile_search.estimate_us`."""
         return estimate_us(self.computed(problem), form, units)
 
@@ -172,11 +172,11 @@ class SwappedEngine(SwappedForms):
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
         return copied_product(problem, target)
 
-    def tile_config_class(self, problem: ConvProblem) -> type[Form]:
+    def tile_config_class(self, problem: ConvProblem) -> type[SwapAbTile]:
         """Of fp32 results, forms without copies of them."""
-        return WideForm if problem.x_dtype == "fp32" else Form
+        return WideForm if problem.x_dtype == "fp32" else SwapAbTile
 
-    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: SwapAbTile, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return SwappedExecutable(self.id, problem, form, target)
 

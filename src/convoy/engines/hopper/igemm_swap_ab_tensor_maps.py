@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, Form
+from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, SwapAbTile
 from convoy.engines.hopper.tensor_maps import BoxMap, PixelMap
 from convoy.problem import ConvProblem
 from convoy.problem.spec import DTYPE_BYTES
 
 
-def pixel_map(problem: ConvProblem, form: Form) -> PixelMap | BoxMap:
+def pixel_map(problem: ConvProblem, form: SwapAbTile) -> PixelMap | BoxMap:
     """x: runs of pixels for each tap, or with a halo boxes of some rows and their neighbours. Planes follow each other."""
     if not form.halo:
         return PixelMap.of(replace(problem, n=problem.n * form.planes), form.pixels // form.cluster)
@@ -19,7 +19,7 @@ def pixel_map(problem: ConvProblem, form: Form) -> PixelMap | BoxMap:
     return _boxes(n, h, w, c, c, (ROW_BYTES // each, form.halo, form.halo_rows(w), 1), each)
 
 
-def result_map(problem: ConvProblem, form: Form, pitch: int) -> BoxMap:
+def result_map(problem: ConvProblem, form: SwapAbTile, pitch: int) -> BoxMap:
     """Y or a residual, each pixel `pitch` elements from the one before: 64 filters of as many pixels as are copied at once."""
     n, p, q, k = problem.n, problem.p, problem.q, problem.k
     if not form.halo:

@@ -45,7 +45,7 @@ MOST_SHARED_PIXELS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class SwapAbTile:
     """How the work is cut.
 
     Attributes:

@@ -16,13 +16,13 @@ from convoy.engines.hopper.igemm_swap_ab_tile_config import (
     SHARED_BYTES,
     SPLIT_PLANES,
     TAPS,
-    Form,
+    SwapAbTile,
     iterations,
 )
 from convoy.engines.hopper.nvrtc_source import DIVIDING
 from convoy.problem import ConvProblem
 
-FormT = TypeVar("FormT", bound=Form)
+FormT = TypeVar("FormT", bound=SwapAbTile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ _HOPEFUL: Final = 1.2
 """A kind of form is tried where its best guess comes within this factor of the best of all."""
 
 
-def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
+def estimate_us(problem: ConvProblem, form: SwapAbTile, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's products and loads with its stores, and the memory's bytes."""
     return _estimate_us(problem, form, units, problem.bytes_min)
 
 
-def _estimate_us(problem: ConvProblem, form: Form, units: int, moved: int) -> float:
+def _estimate_us(problem: ConvProblem, form: SwapAbTile, units: int, moved: int) -> float:
     rates = _SPARSE if form.sparse else _DENSE
     blocks = form.each(problem) * form.depth
     tiles = -(-form.units(problem) // form.resident(units))
@@ -196,7 +196,7 @@ _MOST_TOGETHER: Final = 2
 """Blocks with the same pixels. Clusters of four won none of 26 layers with 2:4 weights."""
 
 
-def _widths(total: int, groups: int, form: Form, units: int) -> list[int]:
+def _widths(total: int, groups: int, form: SwapAbTile, units: int) -> list[int]:
     """Pixels of a tile: some round numbers, and those that fill one to three rounds of the device with nothing left over."""
     whole = 8 * form.cluster
     even = (-(-total // max(1, rounds * form.resident(units) // groups)) for rounds in (1, 2, 3))
@@ -204,10 +204,10 @@ def _widths(total: int, groups: int, form: Form, units: int) -> list[int]:
     return sorted(width for width in found if width <= 256)
 
 
-def _halos(problem: ConvProblem, kind: type[Form]) -> Iterator[tuple[int, int]]:
+def _halos(problem: ConvProblem, kind: type[SwapAbTile]) -> Iterator[tuple[int, int]]:
     """(columns of a row, pixels of a tile) where taps may read one copy: an image's rows in so many equal parts."""
     widths = {(problem.w // 8 + 1) * 8, *([problem.w + 1] if kind.odd_rows else [])}
-    if Form(64, problem.w + 8, 2, 1, 1, staged=1, halo=problem.w + 1).fits(problem):
+    if SwapAbTile(64, problem.w + 8, 2, 1, 1, staged=1, halo=problem.w + 1).fits(problem):
         rows = {-(-problem.p // parts) for parts in range(1, problem.p + 1)}
         found = ((columns, -(-count * columns // 8) * 8) for columns in sorted(widths) for count in sorted(rows))
         yield from ((columns, pixels) for columns, pixels in found if pixels <= 256)
@@ -239,13 +239,13 @@ def _candidates(problem: ConvProblem, units: int, kind: type[FormT]) -> Iterator
                     yield from _deep(form, 0 if own else _staging(form, problem, units), problem, units)
 
 
-def _staging(form: Form, problem: ConvProblem, units: int) -> int:
+def _staging(form: SwapAbTile, problem: ConvProblem, units: int) -> int:
     """Results through the ring, where each block has one tile; residuals had better come before its end."""
     alone = form.units(problem) <= form.resident(units) and (form.split > 1 or not problem.epilogue.residual)
     return 2 if alone else 1
 
 
-def _is_held(form: Form, problem: ConvProblem, units: int) -> bool:
+def _is_held(form: SwapAbTile, problem: ConvProblem, units: int) -> bool:
     """Whether there are registers for a form's sums, and of a split no more tiles than run at one time."""
     if form.sums > _most_sums(form, problem.epilogue.activation):
         return False
@@ -254,7 +254,7 @@ def _is_held(form: Form, problem: ConvProblem, units: int) -> bool:
     return form.split == 1 or form.units(problem) <= form.resident(units)
 
 
-def _most_sums(form: Form, activation: str) -> int:
+def _most_sums(form: SwapAbTile, activation: str) -> int:
     """`MOST_SUMS`; none where there are no registers for so many, fewer where an activation's division wants some."""
     most = MOST_SUMS.get((form.consumers, form.blocks), 0)
     most -= SPLIT_PLANES if form.planes > 1 and form.split > 1 else 0

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, Form
+from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, SwapAbTile
 
 
-class UnpackedForm(Form):
+class UnpackedForm(SwapAbTile):
     """Of a weight as it lies, [k, r, s, c]."""
 
     __slots__ = ()
     weights: ClassVar[int] = 1
 
 
-class TurnedForm(Form):
+class TurnedForm(SwapAbTile):
     """Of a weight as it lies, [c, r, s, k] of the convolution that a gradient of x is."""
 
     __slots__ = ()
     weights: ClassVar[int] = 2
 
 
-class WideForm(Form):
+class WideForm(SwapAbTile):
     """Of fp32 results: TF32 products."""
 
     __slots__ = ()

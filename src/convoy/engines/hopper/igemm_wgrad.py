@@ -10,7 +10,7 @@ from convoy.engines.base import Buffers, Executable
 from convoy.engines.gpu.device_tensors import as_floats, scratch
 from convoy.engines.hopper.hopper_support_checks import im2col
 from convoy.engines.hopper.igemm_dynamic_weight import half_product
-from convoy.engines.hopper.igemm_wgrad_tile_config import Form
+from convoy.engines.hopper.igemm_wgrad_tile_config import IgemmWgradTile
 from convoy.engines.hopper.igemm_wgrad_tile_search import estimate_us, forms
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
 from convoy.engines.hopper.nvrtc_source import kernel_source, wgmma_function
@@ -32,7 +32,7 @@ class WeightGradientExecutable(Executable):
         target: the device.
     """
 
-    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, form: IgemmWgradTile, target: Target) -> None:
         self.problem, self.form = problem, form
         self.workspace_bytes = share_bytes(problem, form)
         products = wgmma_function(form.columns, problem.x_dtype, name="wgmma_transposed_ab", transposed=2)
@@ -72,12 +72,12 @@ class WeightGradientExecutable(Executable):
         self.function.launch(device, clusters * form.split, threads, arguments, cluster=form.split, dependent=True)
 
 
-def share_bytes(problem: ConvProblem, form: Form) -> int:
+def share_bytes(problem: ConvProblem, form: IgemmWgradTile) -> int:
     """Room for the shares' sums in fp32; none where there is one."""
     return 4 * form.shares * problem.weight_spec.elements if problem.n and form.shares > 1 else 0
 
 
-class WeightGradientEngine(TiledKernelEngine[Form]):
+class WeightGradientEngine(TiledKernelEngine[IgemmWgradTile]):
     """Weight gradients in half types."""
 
     id = "cuda.wgrad"
@@ -86,7 +86,7 @@ class WeightGradientEngine(TiledKernelEngine[Form]):
     family = "implicit_gemm"
     trusted = False
     quick_settings = 6
-    tile_config = Form
+    tile_config = IgemmWgradTile
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Weight gradients in fp16 or bf16 and NHWC on Hopper, c and k multiples of 8."""
@@ -95,20 +95,20 @@ class WeightGradientEngine(TiledKernelEngine[Form]):
         assert isinstance(problem, ConvProblem)
         return im2col(problem)
 
-    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[IgemmWgradTile]:
         """See `igemm_wgrad_tile_search`."""
         return forms(problem, units)
 
-    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: IgemmWgradTile, units: int) -> float:
         """See `igemm_wgrad_tile_search.estimate_us`."""
         return estimate_us(problem, form, units)
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """The shares' sums."""
         assert isinstance(problem, ConvProblem)
-        return share_bytes(problem, Form.of(knobs))
+        return share_bytes(problem, IgemmWgradTile.of(knobs))
 
-    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: IgemmWgradTile, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return WeightGradientExecutable(self.id, problem, form, target)
 

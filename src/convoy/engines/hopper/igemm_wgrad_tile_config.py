@@ -26,7 +26,7 @@ MOST_SHARES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class IgemmWgradTile:
     """How the work is cut.
 
     Attributes:

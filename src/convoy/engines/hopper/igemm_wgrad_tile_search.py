@@ -9,7 +9,7 @@ from itertools import product
 from typing import Final
 
 from convoy.engines.hopper.igemm_swap_ab_tile_config import MOST_SPLIT, MOST_STAGES, SHARED_BYTES
-from convoy.engines.hopper.igemm_wgrad_tile_config import GROUP, MOST_SHARES, Form, flat, groups
+from convoy.engines.hopper.igemm_wgrad_tile_config import GROUP, MOST_SHARES, IgemmWgradTile, flat, groups
 from convoy.problem import ConvProblem
 
 _CLOCK_GHZ: Final = 1.68
@@ -39,7 +39,7 @@ _SHAPES: Final = ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2))
 """(rows, consumers) of the forms."""
 
 
-def resident(form: Form, units: int) -> int:
+def resident(form: IgemmWgradTile, units: int) -> int:
     """Clusters that run at one time, one block a multiprocessor: larger ones lie in one part of the device, 16 or 18 of them."""
     size = form.split
     if size <= 2:
@@ -47,7 +47,7 @@ def resident(form: Form, units: int) -> int:
     return max(1, min(units * 10 // (size * 11), units // 16 * (16 // size)))
 
 
-def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
+def estimate_us(problem: ConvProblem, form: IgemmWgradTile, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's products, loads, exchange and stores, and the memory's bytes."""
     tiles = -(-form.units(problem) // resident(form, units))
     abreast = 2.0 if form.blocks > 1 and tiles > 1 else 1.0
@@ -71,7 +71,7 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     return time / 1000
 
 
-def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
+def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[IgemmWgradTile]:
     """Forms worth trying, by their guess: first the best of each tile, of splits and shares, then any.
 
     Two warpgroups of 64 filters and one of 128 are the same to the model: the latter are tried of the first few alone.
@@ -81,7 +81,7 @@ def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
     same = (form for form in ordered if form.rows == 128 and form.consumers == 1)
     twins = dict.fromkeys(form for form in same if replace(form, rows=64, consumers=2) in ordered)
     alone = [form for form in ordered if form not in twins]
-    best: dict[tuple[int | bool, ...], Form] = {}
+    best: dict[tuple[int | bool, ...], IgemmWgradTile] = {}
     for form in alone:
         best.setdefault((form.filters, form.columns, form.split > 1, form.shares > 1), form)
     first = list(best.values())[: limit // 2]
@@ -90,7 +90,7 @@ def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
     return [form for form in ordered if form in kept]
 
 
-def _candidates(problem: ConvProblem, units: int) -> Iterator[Form]:
+def _candidates(problem: ConvProblem, units: int) -> Iterator[IgemmWgradTile]:
     across, all_pixels = groups(problem), max(1, problem.n * problem.p * problem.q)
     for (rows, consumers), columns, blocks in product(_SHAPES, (64, 128, 192, 256), (1, 2)):
         filters = rows * consumers
@@ -101,21 +101,21 @@ def _candidates(problem: ConvProblem, units: int) -> Iterator[Form]:
             continue
         most = 1 if rows // 64 * columns > 256 else MOST_SPLIT  # an exchange of more sums spills
         for pixels, split in product((64, 128), range(1, most + 1)):
-            form = Form(rows, columns, pixels, 2, consumers, split, 1, blocks)
+            form = IgemmWgradTile(rows, columns, pixels, 2, consumers, split, 1, blocks)
             if pixels > 64 and (form.stage_bytes > 48 << 10 or all_pixels <= pixels):
                 continue
             for shares in _shares(problem, form, units):
                 yield from _deep(problem, replace(form, shares=shares), units)
 
 
-def _shares(problem: ConvProblem, form: Form, units: int) -> list[int]:
+def _shares(problem: ConvProblem, form: IgemmWgradTile, units: int) -> list[int]:
     """One share, and as many as fill the device once or twice; each block has two iterations at least."""
     most = min(MOST_SHARES, form.iterations(problem) // (2 * form.split))
     filling = (rounds * resident(form, units) // form.units(problem) for rounds in (1, 2))
     return sorted({1, *(shares for shares in filling if 1 < shares <= most)})
 
 
-def _deep(problem: ConvProblem, form: Form, units: int) -> Iterator[Form]:
+def _deep(problem: ConvProblem, form: IgemmWgradTile, units: int) -> Iterator[IgemmWgradTile]:
     """The form with as many stages as there is room and work for, where three fit and every block of a split has work."""
     parts = form.split * form.shares
     if form.split > 1 and form.iterations(problem) < parts:

@@ -15,7 +15,7 @@ import torch
 from convoy.engines.base import Executable
 from convoy.engines.hopper.hopper_support_checks import hopper_alone, im2col
 from convoy.engines.hopper.igemm_swap_ab import SwappedExecutable, SwappedForms
-from convoy.engines.hopper.igemm_swap_ab_tile_config import Form as DenseForm
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile as DenseForm
 from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.mask_check import check_zeros

@@ -8,7 +8,7 @@ from convoy.engines.hopper import igemm_swap_ab_tile_config
 from convoy.engines.sparse_weights.sparse24_packing import ROW_BYTES
 
 
-class Sparse24Tile(igemm_swap_ab_tile_config.Form):
+class Sparse24Tile(igemm_swap_ab_tile_config.SwapAbTile):
     """See the base class. The options that made dense weights faster, fewer boxes and odd rows, have not been measured here."""
 
     __slots__ = ()

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from convoy.engines.hopper import depthwise_registers
-from convoy.engines.hopper.depthwise_registers import ENGINE, THREADS, Form, candidates
+from convoy.engines.hopper.depthwise_registers import ENGINE, THREADS, candidates
+from convoy.engines.hopper.depthwise_registers import DepthwiseRegistersTile as Form
 from convoy.engines.hopper.nvrtc_kernel import SpillError, structure
 from convoy.errors import CompileError, InputError
 from convoy.problem import Epilogue, Knobs

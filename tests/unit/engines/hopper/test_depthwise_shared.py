@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from convoy.engines.hopper import depthwise_shared
-from convoy.engines.hopper.depthwise_shared import ENGINE, Form, Tile
+from convoy.engines.hopper.depthwise_shared import ENGINE, Tile
+from convoy.engines.hopper.depthwise_shared import DepthwiseSharedTile as Form
 from convoy.errors import InputError
 from convoy.problem import Epilogue, Knobs
 from convoy.target import Target

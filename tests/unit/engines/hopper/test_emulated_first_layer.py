@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from convoy.engines.hopper.first_layer_tile_config import Form, Layer, in_slices
+from convoy.engines.hopper.first_layer_tile_config import FirstLayerTile as Form
+from convoy.engines.hopper.first_layer_tile_config import Layer, in_slices
 from convoy.problem import Epilogue, Pool
 from tests.unit.engines.emulated_cuda import address, conv, hopper_libraries
 

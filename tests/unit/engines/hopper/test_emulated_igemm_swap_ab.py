@@ -13,7 +13,7 @@ from convoy.engines.hopper.igemm_dgrad import BOX, turned
 from convoy.engines.hopper.igemm_split_fp32 import of_planes, planes_in_blocks
 from convoy.engines.hopper.igemm_swap_ab import in_blocks
 from convoy.engines.hopper.igemm_swap_ab_tensor_maps import pixel_map, result_map
-from convoy.engines.hopper.igemm_swap_ab_tile_config import Form as DenseForm
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile as DenseForm
 from convoy.engines.hopper.igemm_swap_ab_variants import PlanesForm, TurnedForm, UnpackedForm, WideForm
 from convoy.engines.hopper.nvrtc_kernel import structure
 from convoy.engines.hopper.tensor_maps import FilterMap

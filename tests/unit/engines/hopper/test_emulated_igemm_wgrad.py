@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from convoy.engines.hopper.igemm_wgrad_tile_config import Form
+from convoy.engines.hopper.igemm_wgrad_tile_config import IgemmWgradTile as Form
 from convoy.engines.hopper.nvrtc_kernel import structure
 from tests.unit.engines.emulated_cuda import address, conv, emulated_map, hopper_libraries
 

@@ -8,7 +8,8 @@ import torch
 
 from convoy.engines.hopper import first_layer_tf32, hopper_support_checks
 from convoy.engines.hopper.first_layer import ENGINE
-from convoy.engines.hopper.first_layer_tile_config import SHARED_BYTES, Form, Layer, in_slices
+from convoy.engines.hopper.first_layer_tile_config import SHARED_BYTES, Layer, in_slices
+from convoy.engines.hopper.first_layer_tile_config import FirstLayerTile as Form
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
 from convoy.target import Target

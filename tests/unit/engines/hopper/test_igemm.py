@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from convoy.engines.hopper import hopper_support_checks, igemm, nvrtc_kernel
-from convoy.engines.hopper.igemm import ENGINE, Form
+from convoy.engines.hopper.igemm import ENGINE
+from convoy.engines.hopper.igemm import IgemmTile as Form
 from convoy.engines.hopper.nvrtc_source import (
     ACTIVATIONS,
     CudaSource,

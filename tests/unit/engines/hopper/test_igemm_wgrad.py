@@ -8,7 +8,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.hopper import hopper_support_checks, igemm_wgrad
-from convoy.engines.hopper.igemm_wgrad_tile_config import Form
+from convoy.engines.hopper.igemm_wgrad_tile_config import IgemmWgradTile as Form
 from convoy.engines.hopper.igemm_wgrad_tile_search import forms
 from convoy.errors import InputError, LaunchError
 from convoy.problem import ConvProblem, Epilogue

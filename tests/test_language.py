@@ -78,7 +78,6 @@ RIGHT = re.compile("|".join(ALLOWED))
 
 SAME_NAMES: dict[str, str] = {
     "CudaSource": "not renamed yet",
-    "Form": "not renamed yet",
 }
 """Class names that stand more than once → why they are one meaning, or cannot differ."""
 

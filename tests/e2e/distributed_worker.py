@@ -59,18 +59,18 @@ def main(folder: Path) -> None:
         return again, convoy.training_step(whole, cross_entropy, own, batch, plan=plan, settings=settings)
 
     late, apart = once_more()
-    apart._overlap = None  # gradients are averaged when all are there
+    apart.work.overlap = None  # gradients are averaged when all are there
     for index in range(3):
         apart(x[index, mine], y[index, mine])
     soon, early = once_more()
-    early.options = dataclasses.replace(early.options, early_updates=True)
+    early.work.options = dataclasses.replace(early.options, early_updates=True)
     early(x[0, mine], y[0, mine])  # the optimizer has its state
     assert early.program.runnable is not None
-    updates = early._updates_of(early.program.runnable)  # each bucket as soon as it is averaged, as in a captured step
+    updates = early.work.overlapped_updates()  # each bucket as soon as it is averaged, as in a captured step
     assert updates is not None
     for index in (1, 2):
         with torch.no_grad():
-            early._work((x[index, mine], y[index, mine]), first=True, last=True, updates=updates)
+            early.work.run(early.work.leaves((x[index, mine], y[index, mine])), first=True, last=True, updates=updates)
     target = detect_target("cpu")
     for _ in range(50):  # as often as there are models to train in one job
         agreed = agree_on_plan(lambda shares: step.plan, dist.group.WORLD, target)

@@ -109,10 +109,11 @@ def search(
     cut = ""
     if settings.effort is not Effort.NONE:
         cut = StagedSearch(tasks, protocol, settings, target, database, runner, report).run()
+    # Before predictions take the place of the rows that say so.
     without_memory = [task for task in tasks if task.baseline_ran_out_of_memory()]
     if unanswered := tasks if cut or settings.effort is Effort.NONE else without_memory:
         add_predictions(unanswered, source, protocol, report)
-    return _result(tasks, settings.effort, cut)
+    return _result(tasks, settings.effort, cut, len(without_memory))
 
 
 def _take_stored_rows(tasks: Sequence[TuningTask], target: Target, protocol: Protocol, database: RowStore) -> None:
@@ -121,14 +122,14 @@ def _take_stored_rows(tasks: Sequence[TuningTask], target: Target, protocol: Pro
         task.take_known(known_rows(task.problem, target, equivalent, protocol, database))
 
 
-def _result(tasks: Sequence[TuningTask], effort: Effort, cut: str) -> SearchResult:
+def _result(tasks: Sequence[TuningTask], effort: Effort, cut: str, baseline_out_of_memory: int) -> SearchResult:
     return SearchResult(
         rows={task.problem.key: task.result_rows() for task in tasks},
         refusals={task.problem.key: task.refusals(effort) for task in tasks},
         measured=sum(len(task.measured) for task in tasks),
         from_database=sum(len(task.rows.keys() - task.measured - task.predicted) for task in tasks),
         predicted=sum(bool(task.predicted) for task in tasks),
-        baseline_out_of_memory=sum(task.baseline_ran_out_of_memory() for task in tasks),
+        baseline_out_of_memory=baseline_out_of_memory,
         cut=cut,
     )
 

@@ -287,7 +287,7 @@ def test_a_graph_outlives_the_thread_that_captured_it(db: Path, on: Spread):
     thread = threading.Thread(target=begin)
     thread.start()
     thread.join()
-    assert made[0]._graph is not None
+    assert made[0].graph is not None
     torch.cuda.empty_cache()
     held = [torch.full((1 << 22,), float("nan"), device="cuda") for _ in range(8)]
     train(4)

@@ -405,7 +405,7 @@ def test_a_launch_reads_no_problem(monkeypatch):
     text = "graph 1\ninput %x: fp32[2,3,4,4]\n%y: fp32[2,3,4,4] = aten.relu.default(%x)\nreturn %y\n"
     ready = prepare(ReferenceData(SubgraphProblem(text), TARGET), load_engine("aten").config())
     ready.launch()
-    for module in ("data", "output_buffers", "bench", "candidate"):
+    for module in ("data", "output_buffers", "reference_data", "candidate"):
         for name in ("parse_graph", "result_specs", "tensor_specs"):
             monkeypatch.setattr(f"convoy.measurement.{module}.{name}", None, raising=False)
     ready.launch()

@@ -121,7 +121,7 @@ def deep(depth):
         (damaged(root={"feature": "os.system", "at_most": 1, "yes": {}, "no": {}}), "root.feature"),
         (damaged(root={"feature": "taps", "at_most": "1", "yes": {}, "no": {}}), "root.at_most"),
         (damaged(root={"feature": "taps", "at_most": 1, "yes": {}, "no": {}}), "root.yes"),
-        (damaged(root=deep(17)), "at most 16 questions"),
+        (damaged(root=deep(17)), "at most 16 levels"),
         ('{"schema": NaN}', "NaN"),
         (" " * (1 << 20 | 1), "characters"),
     ],

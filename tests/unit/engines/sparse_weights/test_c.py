@@ -248,7 +248,7 @@ def test_test_data_keeps_the_mask_and_wants_its_positions():
         weight = make_data(problem, 4, kind).constants[0]
         assert not weight[~nonzero].any()
         assert weight[nonzero].all()
-    with pytest.raises(InputError, match="digest alone"):
+    with pytest.raises(InputError, match="only the mask's digest"):
         make_data(parse_problem(problem.key), 4)
 
 

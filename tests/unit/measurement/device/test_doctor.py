@@ -5,7 +5,7 @@ import torch
 
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement import detect_target
-from convoy.measurement.device import doctor
+from convoy.measurement.device import detect, doctor
 from convoy.measurement.device.doctor import Finding, engine_findings, findings
 from convoy.measurement.device.engine_availability import CAPABLE_GPU, EngineAvailability, engine_availability, summary
 from convoy.measurement.device.sample_problems import sample_problems, samples_for
@@ -29,7 +29,7 @@ def test_devices_packages_and_every_engine_are_listed():
     found = by_name()
     assert found["CPU"].ok
     assert detect_target("cpu").digest in found["CPU"].means
-    assert found["torch"] == Finding("torch", torch.__version__, "needed for everything", ok=True)
+    assert found["torch"] == Finding("torch", detect.installed("torch"), "needed for everything", ok=True)
     assert list(engines()) == [f"engine {engine}" for engine in MANIFEST]
     assert "works on cpu" in engines()["engine aten"].found
     assert all(finding.means and finding.found for finding in (*found.values(), *engines().values()))

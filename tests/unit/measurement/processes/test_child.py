@@ -125,7 +125,7 @@ def test_the_worker_runs_as_its_parent_does():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        runner = Probe(detect_target("cpu"), extra_engines=("threads=test_child:Threads",), timeout_s=20.0)
+        runner = Probe(detect_target("cpu"), extra_engines=(f"threads={__name__}:Threads",), timeout_s=20.0)
         try:
             config = EngineConfig("threads")
             [row] = runner.measure(Request(PROBLEM, (config,), 2), PROTOCOL)

@@ -32,6 +32,7 @@ from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem, TensorSpec
 from convoy.settings import Settings
 from convoy.support import Support
 from convoy.target import Target
+from convoy.user_warning import warn_user
 
 __all__ = ["DETERMINISTIC", "Buffers", "Engine", "EngineConfig", "Executable", "Knobs", "Packed"]
 
@@ -128,7 +129,7 @@ class Engine(ABC):
     """One implementation of one algorithm. Stateless: an instance holds nothing but its class attributes."""
 
     id: ClassVar[str]
-    """The module's path below `convoy.engines` (`triton.implicit_gemm`); fixed for ever."""
+    """The engine's name in rows, plans and settings (`triton.implicit_gemm`). It never changes, wherever the module lies."""
 
     version: ClassVar[int] = 1
     """Counted up whenever measured times or results would no longer hold; part of every database key."""
@@ -218,6 +219,13 @@ class Engine(ABC):
         """
         del graph
         return ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A method under its former name is taken for one release, with a warning."""
+        super().__init_subclass__(**options)
+        if "unsteady" in vars(cls):
+            warn_user(f"{cls.__name__}.unsteady is now named nondeterminism_reason: rename it, the former name goes")
+            cls.nondeterminism_reason = vars(cls)["unsteady"]
 
     @abstractmethod
     def supports(self, problem: Problem, target: Target) -> Support:

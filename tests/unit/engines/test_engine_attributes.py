@@ -12,7 +12,7 @@ from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.engines.triton.triton_build import installed
 from convoy.measurement.data import result_specs
 from convoy.measurement.device.detect import detect_target
-from convoy.problem import ConvProblem, LayoutProblem, SubgraphProblem
+from convoy.problem import ConvProblem, Knobs, LayoutProblem, SubgraphProblem
 from convoy.regions import PATTERNS
 from convoy.target import Target
 from tests.unit.engines import norm_cases
@@ -115,3 +115,16 @@ def test_on_other_devices_supports_says_no(name):
 def test_patterns_are_known_and_each_has_an_engine():
     named = [pattern for name in MANIFEST for pattern in load_engine(name).patterns]
     assert sorted(named) == sorted(PATTERNS)
+
+
+def test_a_method_under_its_former_name_is_taken_with_a_warning():
+    with pytest.warns(UserWarning, match="unsteady is now named nondeterminism_reason") as caught:
+
+        class Former(type(load_engine("aten"))):
+            id = "former"
+
+            def unsteady(self, problem, knobs, target):
+                return "sums in any order"
+
+    assert caught[0].filename == __file__
+    assert Former().nondeterminism_reason(OTHERS[0], Knobs(), CPU) == "sums in any order"

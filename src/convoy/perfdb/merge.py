@@ -10,6 +10,7 @@ from convoy.perfdb.faults import ForeignFileError
 from convoy.perfdb.location import checked_path
 from convoy.perfdb.repair import read_contents
 from convoy.perfdb.transfer import ImportBatch
+from convoy.untrusted import escape_controls
 
 
 def read_database(path: Path, own: Path | None) -> ImportBatch:
@@ -29,7 +30,9 @@ def read_database(path: Path, own: Path | None) -> ImportBatch:
             raise InputError("file", str(path), "another performance database")
         contents = read_contents(source)
     except (ForeignFileError, OSError) as error:
-        raise InputError("file", str(path), "a performance database", f"Reason: {error}.") from None
+        raise InputError(
+            "file", str(path), "a performance database", f"Reason: {escape_controls(str(error), one_line=True)}."
+        ) from None
     if contents.damage and not contents.records:
         raise InputError("file", str(path), "a performance database", f"Reason: {contents.damage}.")
     incoming = ImportBatch()

@@ -21,7 +21,7 @@ from convoy.perfdb.faults import FILE_ERRORS, DamagedFileError, ForeignFileError
 from convoy.perfdb.record import ColumnValue
 from convoy.perfdb.sqlite_header import HEADER_BYTES, SqliteHeader, read_header
 from convoy.perfdb.stored import verified_pair, verified_record
-from convoy.untrusted import read_at_most
+from convoy.untrusted import escape_controls, read_at_most
 
 MAX_BYTES: Final = 256 << 20
 """Most bytes that are read of a damaged file: all shipped results of a GPU take 12 MB as text."""
@@ -147,7 +147,7 @@ def read_contents(path: Path) -> FileContents:
     except FILE_ERRORS as error:
         # An undamaged file ends here too, if SQLite cannot create its shared memory in that folder.
         contents = _readable_contents(path)
-        contents.damage = str(error) if is_damage(error) else ""
+        contents.damage = escape_controls(str(error), one_line=True) if is_damage(error) else ""
         return contents
 
 

@@ -20,6 +20,7 @@ from convoy.perfdb import sql
 from convoy.perfdb.faults import FILE_ERRORS, FileReplacedError, ForeignFileError, is_damage, is_unwritable
 from convoy.perfdb.location import on_shared_file_system
 from convoy.perfdb.repair import FileContents, open_sound, read_contents, replace_damaged
+from convoy.untrusted import escape_controls
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
@@ -156,7 +157,7 @@ class DatabaseFile:
         bad, contents = replace_damaged(path)
         self._connection = self._sound(path, self._timeout_s)
         self._warn(
-            f"{path} was damaged ({error}): {len(contents.records)} rows were saved, the bad file is now {bad.name}."
+            f"{path} was damaged ({escape_controls(str(error), one_line=True)}): {len(contents.records)} rows were saved, the bad file is now {bad.name}."
         )
 
     def _recover(self, path: Path, error: Exception) -> None:
@@ -189,7 +190,7 @@ class DatabaseFile:
         self._use_memory(contents)
         self._save_at_close = saved
         self._warn(
-            f"{path} cannot be used for writing ({error}): {len(contents.records)} rows were read from it; new results are "
+            f"{path} cannot be used for writing ({escape_controls(str(error), one_line=True)}): {len(contents.records)} rows were read from it; new results are "
             "kept in memory, and written when the session ends if that is possible by then."
         )
 

@@ -157,7 +157,8 @@ class DatabaseFile:
         bad, contents = replace_damaged(path)
         self._connection = self._sound(path, self._timeout_s)
         self._warn(
-            f"{path} was damaged ({escape_controls(str(error), one_line=True)}): {len(contents.records)} rows were saved, the bad file is now {bad.name}."
+            f"{path} was damaged ({escape_controls(str(error), one_line=True)}): {len(contents.records)} rows were saved, "
+            f"the bad file is now {bad.name}."
         )
 
     def _recover(self, path: Path, error: Exception) -> None:
@@ -190,8 +191,9 @@ class DatabaseFile:
         self._use_memory(contents)
         self._save_at_close = saved
         self._warn(
-            f"{path} cannot be used for writing ({escape_controls(str(error), one_line=True)}): {len(contents.records)} rows were read from it; new results are "
-            "kept in memory, and written when the session ends if that is possible by then."
+            f"{path} cannot be used for writing ({escape_controls(str(error), one_line=True)}): "
+            f"{len(contents.records)} rows were read from it; new results are kept in memory, "
+            "and written when the session ends if that is possible by then."
         )
 
     def _use_memory(self, contents: FileContents) -> None:

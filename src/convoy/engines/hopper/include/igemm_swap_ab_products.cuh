@@ -136,7 +136,7 @@ DEVICE void multiply_tile(Sums& sums, ReadPosition& at, ReadPosition& done, cons
 }
 
 // The same for planes. A tensor core cuts what it adds, toward zero: so each block's body is a short sum, added to the
-// total as fp32 adds; the low planes are 2048 times their value (docs/kernels/split_fp32.md).
+// total as fp32 adds; the low planes are 2048 times their value (docs/kernels/strict-fp32.md).
 template <int PLANES_OF_SUMS>
 DEVICE void multiply_planes(SumsOf<PLANES_OF_SUMS>& sums, ReadPosition& at, ReadPosition& done, const SmemLayout& smem,
                             int count, int consumer, int thread, int lane) {

@@ -81,7 +81,7 @@ def test_every_layer_build_and_check_looks_at_what_memory_is_left(
     class Watched(memory_limit.MemoryLimit):
         """Writes down who looks, and allows all there is."""
 
-        def keep(self) -> None:
+        def apply(self) -> None:
             lookers.append(traceback.extract_stack()[-3].name)
 
     monkeypatch.setattr(memory_limit, "_limits", [Watched(0, None, 0)])

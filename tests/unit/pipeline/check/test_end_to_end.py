@@ -269,10 +269,19 @@ def test_cudnn_searches_from_the_stock_modules_first_call_on(monkeypatch: pytest
         target=SimpleNamespace(device="cpu"), regions=[], captured=None, original=capture_inference(Plus(), (x,))
     )
     check = net_check.NetCheck(net, IsolatedCopy(Watched(), (x,), {}))
-    assert check.both(lambda args, kwargs: args[0] + 1)
+
+    class Served:
+        runnable = None
+
+        def __call__(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> torch.Tensor:
+            return args[0] + 1
+
+    assert check.both(Served())
     assert Watched.calls > 3
     calls = Watched.calls
-    stock = SimpleNamespace(run=lambda: [Watched()(x)], exact=lambda: [Watched()(x.double())])
+    stock = SimpleNamespace(
+        run=lambda: [Watched()(x)], exact=lambda: [Watched()(x.double())], unit=2.0**-24, unit_of_all=2.0**-24
+    )
     capture = SimpleNamespace(random=False, learned=())
     assert stock_step.StepCheck(stock, [x], capture, flops=0).both(program)
     assert Watched.calls > calls

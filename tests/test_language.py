@@ -53,6 +53,7 @@ RETIRED_WORDS = {
 ALLOWED = (
     r"(?:triton|cuda)\.(?:swapped|fresh)",  # engine ids, which stand in databases and plans
     r"fresh_weight",
+    r"\bunsteady\b(?=\"|\.| is now)",  # the former name of a method that a user's own engine may still have
     r"fresh (?:clone|checkout|process|install)",
     r"[\"'`:<]fresh\b",  # the word in problem keys and in stored criteria
 )

@@ -106,6 +106,13 @@ def cached_functions() -> str:
     return "\n".join(["| function | results kept |", "|---|---|", *lines])
 
 
+def _number(node: ast.expr) -> int | None:
+    """The value of `4096`, `1 << 12` or `None`; ValueError for another expression."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.LShift):
+        return ast.literal_eval(node.left) << ast.literal_eval(node.right)
+    return ast.literal_eval(node)
+
+
 def _kept(decorator: ast.expr) -> str:
     """How many results a caching decorator keeps; empty for another decorator."""
     name = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
@@ -114,7 +121,7 @@ def _kept(decorator: ast.expr) -> str:
     if name not in ("lru_cache", "functools.lru_cache"):
         return ""
     sizes = decorator.keywords if isinstance(decorator, ast.Call) else []
-    size = next((eval(ast.unparse(word.value), {}) for word in sizes if word.arg == "maxsize"), 128)  # noqa: S307
+    size = next((_number(word.value) for word in sizes if word.arg == "maxsize"), 128)
     return "one for each call" if size is None else f"{size}"
 
 

@@ -263,11 +263,12 @@ def test_torch_compile_in_training(db: Path, amp: torch.dtype | None):
         compiled(x).float().square().sum().backward()
         stock(x).float().square().sum().backward()
     exact(x.double()).square().sum().backward()
+    rounding = TF32 if amp is None else 1e-4  # stock may happen to run exact fp32 kernels where its flags allow TF32
     triples = zip(model.parameters(), stock.parameters(), exact.parameters(), strict=True)
     wrong = [
         (tuple(ours.shape), mine, theirs)
         for ours, own, true in triples
-        if (mine := error(ours.grad, true.grad)) > 4 * (theirs := error(own.grad, true.grad)) + TF32
+        if (mine := error(ours.grad, true.grad)) > 4 * (theirs := error(own.grad, true.grad)) + rounding
         and float(true.grad.norm()) > 1e-6
     ]
     assert wrong == []

@@ -93,14 +93,15 @@ def compile_source(engine: str, source: CudaSource, arch: str, more: Sequence[st
         (_, size), read = nvrtc.nvrtcGetPTXSize(program), nvrtc.nvrtcGetPTX
     else:
         (_, size), read = nvrtc.nvrtcGetCUBINSize(program), nvrtc.nvrtcGetCUBIN
-    made = b" " * size
+    # NVRTC writes into the buffer, so it must not be a bytes object: Python keeps one for each single byte and shares it.
+    made = bytearray(size)
     read(program, made)
     nvrtc.nvrtcDestroyProgram(program)
-    return made, log
+    return bytes(made), log
 
 
 def _text(size: tuple[Any, int], read: Any) -> str:
-    buffer = b" " * size[1]
+    buffer = bytearray(size[1])
     read(buffer)
     return buffer.decode(errors="replace").rstrip("\0 ")
 

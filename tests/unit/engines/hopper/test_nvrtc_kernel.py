@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -31,9 +30,12 @@ BARE = "ptxas info    : (C7510) in the function 'kernel'\n", "ptxas info    : (C
 UNNUMBERED = "ptxas warning : wgmma.mma_async instructions are serialized in the function 'kernel'\n"
 
 
-def fill(buffer: bytes, content: bytes) -> None:
-    """Write into a buffer's memory, as the bindings do."""
-    ctypes.memmove(buffer, content, len(content))
+def fill(buffer: bytearray, content: bytes) -> None:
+    """Write into a buffer's memory, as the bindings do.
+
+    They write into a bytes object too, which Python may share (it keeps one for each single byte). Here that is an error.
+    """
+    buffer[:] = content
 
 
 class Nvrtc(ModuleType):

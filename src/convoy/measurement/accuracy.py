@@ -16,12 +16,12 @@ import torch
 
 from convoy.engines.base import Executable
 from convoy.measurement.data import Data, dense, in_layout, make_data, result_specs, tensor_specs
-from convoy.measurement.device.typed_torch import l2_norm
 from convoy.measurement.error_bound import EXACT_ACTIVATIONS, FAMILY_FACTOR, bound, tf32_bound
 from convoy.measurement.guards import GuardedBuffer, GuardedRun, checksum, overrun, run_guarded
 from convoy.measurement.oracle import oracle, spread_norm, terms_norm
 from convoy.measurement.subgraph_accuracy import MAX_FLIPPED, STOCK_ERROR_FACTOR, is_random, narrowest, stock_results
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.typed_torch import l2_norm
 
 __all__ = [
     "Data",

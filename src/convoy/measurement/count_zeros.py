@@ -13,8 +13,8 @@ from convoy.engines.interpret import compile_graph
 from convoy.engines.torch_flags import convolutions
 from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol, Value
 from convoy.graph.rebuild import rebuild
-from convoy.measurement.device.typed_torch import split
 from convoy.problem import TensorSpec
+from convoy.typed_torch import split
 
 
 def convolution_inputs(graph: Graph) -> dict[str, str]:

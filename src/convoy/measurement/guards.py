@@ -11,8 +11,8 @@ import torch
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.data import Data, dense, result_specs
-from convoy.measurement.device.typed_torch import split
 from convoy.problem import Problem, TensorSpec
+from convoy.typed_torch import split
 
 GUARD_BYTES: Final = 4096
 """Watched bytes on each side: more than a vector store or a row of a tile can miss by."""

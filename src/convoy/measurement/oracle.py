@@ -22,8 +22,8 @@ from convoy.measurement.data import (
     result_specs,
     with_constant_weight,
 )
-from convoy.measurement.device.typed_torch import l2_norm
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.typed_torch import l2_norm
 
 
 def _plain_data(problem: ConvProblem, data: Data) -> Data:

@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture.copies import copied_arguments, separate_copy
+from convoy.typed_torch import named_modules
 
 _ONE_AT_A_TIME: Final = threading.RLock()
 
@@ -89,8 +90,7 @@ def overrides_train(module: nn.Module) -> bool:
 def attributes_of(model: nn.Module) -> dict[str, object]:
     """Numbers, strings and summaries of collections in the attributes of a model's modules, by `module.attribute`."""
     found: dict[str, object] = {}
-    modules = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
-    for path, module in modules:
+    for path, module in named_modules(model):
         for name, value in vars(module).items():
             if isinstance(value, (bool, int, float, str, type(None))):
                 found[f"{path}.{name}" if path else name] = value

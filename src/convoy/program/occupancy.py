@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from convoy.program.eager import EagerProgram
 from convoy.program.step_timeline import with_step_marks
 from convoy.schedule import DeviceResources, KernelResources, share_of
+from convoy.typed_torch import gpu_properties
 
 MARK: Final = "convoy.step."
 """Prefix of a step's mark; the step's index follows."""
@@ -40,7 +41,7 @@ def device_shares(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> tupl
 
 def capacity(device: torch.device) -> DeviceResources:
     """Resources of a GPU. Values that the driver does not report are those of compute capability 9.0."""
-    properties = torch.cuda.get_device_properties(device)
+    properties = gpu_properties(device)
     book = DeviceResources(sms=properties.multi_processor_count)
     return DeviceResources(
         sms=book.sms,

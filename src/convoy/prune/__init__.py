@@ -1,4 +1,4 @@
-"""Make a model sparse by magnitude, take its accuracy, and say from which sparsity a layer pays (docs/how-to/prune.md)."""
+"""Prune a model by magnitude, measure its accuracy, and find the sparsity that makes a layer faster (docs/how-to/prune.md)."""
 
 from __future__ import annotations
 

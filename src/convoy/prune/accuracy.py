@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ class LabelledImages(Protocol):
 def accuracy(
     model: nn.Module, images: LabelledImages, *, batch: int = 128, on_progress: Progress | None = None
 ) -> float:
-    """Share of images whose largest output is at their label, in evaluation mode."""
+    """Share of the images, 0..1, whose highest class score is that of their label, with the model in evaluation mode."""
     device = next(model.parameters()).device
     right = seen = 0
     with torch.no_grad(), evaluation_mode(model):
@@ -40,11 +40,11 @@ def accuracy(
     return right / seen
 
 
-def class_scores(outputs: Any) -> torch.Tensor:
+def class_scores(outputs: object) -> torch.Tensor:
     """A model's scores [n, classes]: its output, or the first of several; raises InputError for anything else."""
     while isinstance(outputs, (tuple, list)) and outputs:
-        outputs = outputs[0]
-    if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
-        shown = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        raise InputError("model", shown, "outputs [n, classes], as a classifier has them")
-    return outputs
+        outputs = cast("Sequence[object]", outputs)[0]
+    if isinstance(outputs, torch.Tensor) and outputs.dim() == 2:
+        return outputs
+    shown = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(cast("object", outputs)).__name__
+    raise InputError("model", shown, "outputs [n, classes], as a classifier has them")

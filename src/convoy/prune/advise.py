@@ -1,10 +1,11 @@
-"""From which sparsity a layer would be faster, pattern by pattern: dense engines against those that read masks, by the clock."""
+"""The sparsity from which pruning makes a layer faster, by pattern: measures dense engines against engines that read masks."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,7 @@ from convoy.measurement import Runner
 from convoy.measurement.engine_space import query_engine
 from convoy.perfdb import Database, Measurement
 from convoy.problem import ConvProblem
+from convoy.prune.accuracy import Progress
 from convoy.prune.defaults import measure_defaults
 from convoy.prune.magnitude import magnitude_mask
 from convoy.prune.patterns import Pattern, misfit, parse_pattern
@@ -27,18 +29,18 @@ from convoy.target import Target
 from convoy.tune import SearchResult, search
 
 PATTERNS: Final = ("unstructured", "2:4", "block:1x8", "channel")
-"""Patterns that are tried where none is named."""
+"""Patterns to try if the user names none."""
 
 QUICK_GRID: Final = (LEAST_SPARSITY, 0.6, 0.9)
 FULL_GRID: Final = (LEAST_SPARSITY, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-"""Sparsities that are tried, by effort: from where a weight counts as pruned to those that papers on pruned kernels report."""
+"""Sparsities to try, by effort: from the least that counts as pruned to those that papers on pruned kernels report."""
 
 LAYOUTS: Final = ("nchw", "nhwc")
 
 
 @dataclass(frozen=True, slots=True)
 class SparsityPoint:
-    """The fastest way to use one share of zeros; 0 us and no engine where there is none, and then a reason."""
+    """The fastest engine at one sparsity. If no engine ran, `us` is 0, `engine` is empty, and `reason` says why."""
 
     sparsity: float
     us: float
@@ -53,8 +55,8 @@ class PatternAdvice:
     Attributes:
         pattern: as `parse_pattern` reads it.
         points: by rising sparsity.
-        break_even: least sparsity from which it is faster than dense, between points by straight lines; None where it never is.
-        reason: why nothing could be measured; empty where something was.
+        break_even: the least sparsity from which it is faster than dense, interpolated between points; None if it never is.
+        reason: why nothing could be measured; empty if something was.
     """
 
     pattern: str
@@ -70,14 +72,14 @@ class PatternAdvice:
 
 @dataclass(frozen=True, slots=True)
 class LayerAdvice:
-    """A convolution, or several of the same sizes.
+    """Advice for one convolution, or for several of the same sizes.
 
     Attributes:
         names: of the layers; the masks were made from the first one's weights.
         problem: key of the dense problem, including the operators fused with it.
         dense_us: the fastest dense engine.
         dense_engine: its id.
-        patterns: in the order asked for.
+        patterns: in the order in which the user named them.
     """
 
     names: tuple[str, ...]
@@ -121,7 +123,7 @@ class _Trial:
 class _Progress:
     """Reports the progress of the search to an observer."""
 
-    def __init__(self, observer: Any) -> None:
+    def __init__(self, observer: Progress | None) -> None:
         self._observer = observer
 
     def __call__(self, done: int, total: int, message: str) -> None:
@@ -139,25 +141,25 @@ def advise(
     runner: Runner,
     engine_ids: Sequence[str],
     patterns: Sequence[str] = PATTERNS,
-    observer: Any = None,
+    observer: Progress | None = None,
 ) -> Advice:
     """Measure the speed-up that pruning would give each convolution of a net.
 
-    For each distinct convolution, with what follows it in the same kernel, the fastest dense engine is found as `optimize`
-    finds it; then, for each pattern and each sparsity of a grid, a mask is made of the layer's weights by magnitude, and
-    the engines that read masks are measured on it, in both memory formats: at effort quick with their default knobs alone.
-    Changes of layout are not counted.
+    A distinct convolution is measured together with the operators that the same kernel can compute. `search` finds the fastest
+    dense engine, as in `optimize`. Then each pattern and each sparsity of a grid gives a mask of the layer's weights by
+    magnitude, and the engines that read masks are measured with it in both memory formats. At effort quick they run with
+    their default knobs only. The time of layout changes is not counted.
 
     Args:
-        name: the model's.
+        name: of the model.
         captured: the net.
         target: the device.
         settings: effort (quick or full), numerics, and the other settings that `search` reads.
         database: where rows come from and go to.
         runner: measures candidates.
         engine_ids: engines that compete.
-        patterns: to be tried.
-        observer: told (message, done, total).
+        patterns: to try.
+        observer: called with (message, done, total).
 
     Raises:
         InputError: effort none, an unknown pattern, or a net without convolutions of constant weights.
@@ -173,15 +175,23 @@ def advise(
     if not sparse:
         note = f"no engine reads masks on {target.name} at numerics {settings.numerics}: pruning makes no layer faster here"
         return Advice(name, target.to_dict(), (), (note,))
-    options = {"target": target, "settings": settings, "database": database, "runner": runner}
-    progress = _Progress(observer)
-    dense = search([p for x in layers for p in x.problems], engine_ids=engine_ids, on_progress=progress, **options)
-    problems = [p for found in trials.values() for trial in found for p in trial.problems]
-    masked = (
-        search(problems, engine_ids=[e.id for e in sparse], on_progress=progress, **options)
-        if settings.effort is Effort.FULL
-        else measure_defaults(problems, sparse, on_progress=progress, **options)
+    searching = partial(
+        search, target=target, settings=settings, database=database, runner=runner, on_progress=_Progress(observer)
     )
+    dense = searching([p for x in layers for p in x.problems], engine_ids=engine_ids)
+    problems = [p for found in trials.values() for trial in found for p in trial.problems]
+    if settings.effort is Effort.FULL:
+        masked = searching(problems, engine_ids=[e.id for e in sparse])
+    else:
+        masked = measure_defaults(
+            problems,
+            sparse,
+            target=target,
+            settings=settings,
+            database=database,
+            runner=runner,
+            on_progress=_Progress(observer),
+        )
     found = tuple(
         _layer_advice(layer, wanted, [trials[i, p] for p in wanted], dense, masked) for i, layer in enumerate(layers)
     )
@@ -189,14 +199,14 @@ def advise(
 
 
 def break_even(points: Sequence[tuple[float, float]], dense_us: float) -> float | None:
-    """Least sparsity from which times stay at or below the dense one; between two points by a straight line.
+    """The least sparsity from which every time is at or below the dense time, interpolated linearly between two points.
 
     Args:
         points: (sparsity, us), by rising sparsity.
         dense_us: time of the fastest dense engine, in microseconds.
 
     Returns:
-        The first point's sparsity where it wins already; None where the last does not.
+        The first point's sparsity if that point is already at or below the dense time; None if the last point is not.
     """
     found: float | None = None
     for index in range(len(points) - 1, -1, -1):
@@ -211,7 +221,7 @@ def break_even(points: Sequence[tuple[float, float]], dense_us: float) -> float 
 
 
 def _layers(captured: Captured, numerics: str) -> list[_Layer]:
-    """The net's distinct convolutions with all that can follow them in one kernel, in graph order."""
+    """The net's distinct convolutions, each with the most operators that one kernel can fuse with it, in graph order."""
     fullest: dict[str, Region] = {}
     for region in propose(captured.graph, layouts=LAYOUTS, numerics=numerics):
         if region.pattern == "conv" and region.constants:
@@ -234,7 +244,7 @@ def _layers(captured: Captured, numerics: str) -> list[_Layer]:
 
 
 def _trials(layer: _Layer, pattern: Pattern, grid: Sequence[float]) -> list[_Trial]:
-    """Masked problems by sparsity; none where the pattern does not fit the layer."""
+    """Masked problems by sparsity; empty if the pattern does not fit the layer."""
     if misfit(pattern, layer.weight):
         return []
     shares = [pattern.fixed_sparsity] if pattern.fixed_sparsity is not None else grid
@@ -246,7 +256,7 @@ def _trials(layer: _Layer, pattern: Pattern, grid: Sequence[float]) -> list[_Tri
 
 
 def _mask_readers(engines: Sequence[Engine], trials: Sequence[_Trial], target: Target) -> list[Engine]:
-    """Engines made for pruned weights that do some of the masked problems."""
+    """The engines for pruned weights that support at least one of the masked problems."""
     problems = [problem for trial in trials for problem in trial.problems]
     return [
         engine for engine in engines if engine.reads_mask and any(query_engine(engine, p, target)[0] for p in problems)

@@ -1,4 +1,4 @@
-"""Engines with their default knobs, measured once: enough for a curve over sparsity, at a third of a search's builds."""
+"""Measure engines with their default knobs only: enough for a curve over sparsity, with a third of a search's builds."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def measure_defaults(
     runner: Runner,
     on_progress: SearchProgress,
 ) -> SearchResult:
-    """One row for each problem and each engine that does it, from the database where it is there; failures are rows too.
+    """One row for each problem and each engine that supports it. Rows in the database are reused; failures are rows too.
 
-    Other rows that the database has of these engines on these problems count as well.
+    Rows that the database holds for other knobs of these engines are added to the result.
 
     Args:
-        problems: to be measured.
+        problems: to measure.
         engines: that compete.
         target: the device.
-        settings: effort, for the protocol.
+        settings: its effort selects the protocol.
         database: where rows come from and go to.
         runner: measures candidates.
         on_progress: called with (done, total, current problem).

@@ -22,6 +22,7 @@ from convoy.prune.patterns import (
     parse_pattern,
     parse_sparsity,
 )
+from convoy.typed_torch import named_modules, split
 
 SCOPES = ("layer", "global")
 
@@ -32,9 +33,9 @@ class Recipe:
 
     Attributes:
         pattern: where zeros may lie.
-        sparsity: share of a layer's weights (scope `layer`) or of all layers' weights (`global`) that become zero.
+        sparsity: fraction, between 0 and 1, of weights that become zero: of each layer (scope `layer`) or of all together.
         scope: whether layers are ranked each by itself or all together.
-        skip: layers to leave as they are: names, patterns with `*`, `first` and `last`.
+        skip: layers that keep their weights: names, patterns with `*`, `first` and `last`.
     """
 
     pattern: Pattern
@@ -46,7 +47,7 @@ class Recipe:
     def of(
         pattern: str = "unstructured", sparsity: float | None = None, scope: str = "layer", skip: Sequence[str] = ()
     ) -> Recipe:
-        """A recipe from words; raises InputError naming the one that is wrong."""
+        """A recipe from command-line values; raises InputError that names the wrong one."""
         wanted = parse_pattern(pattern)
         share = parse_sparsity(wanted, sparsity)
         if scope not in SCOPES:
@@ -59,9 +60,9 @@ class PrunableLayer:
     """A convolution or linear layer of a model, by its weight.
 
     Attributes:
-        names: paths of the modules that have this weight: more than one where it is shared.
+        names: paths of the modules that have this weight; several if they share it.
         module: the first of them.
-        reason: why it is left as it is; empty where it is pruned.
+        reason: why it is not pruned; empty if it is.
     """
 
     names: tuple[str, ...]
@@ -75,7 +76,7 @@ class PrunableLayer:
 
     @property
     def groups(self) -> int:
-        """Of the convolution; 1 for a linear layer."""
+        """Groups of the convolution; 1 for a linear layer."""
         return self.module.groups if isinstance(self.module, nn.Conv2d) else 1
 
     @property
@@ -85,16 +86,16 @@ class PrunableLayer:
 
 
 def prunable_layers(model: nn.Module, recipe: Recipe) -> list[PrunableLayer]:
-    """The model's Conv2d and Linear layers in order of registration, with the reasons of those that stay as they are.
+    """The model's Conv2d and Linear layers in order of registration; those that are not pruned have a reason.
 
     Raises:
-        InputError: there is none, `skip` names none, or nothing is left to be pruned.
+        InputError: the model has no such layer, `skip` names none of them, or no layer is left to prune.
     """
     names: dict[int, list[str]] = {}
     modules: dict[int, nn.Conv2d | nn.Linear] = {}
-    # A parametrized weight is a new tensor each time, and must live as long as its id counts.
+    # Each access to a parametrized weight makes a new tensor, which must stay alive while its id is in use.
     held: list[torch.Tensor] = []
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             held.append(module.weight)
             names.setdefault(id(held[-1]), []).append(name)
@@ -132,7 +133,7 @@ def _reason(layer: PrunableLayer, pattern: Pattern, skipped: set[str]) -> str:
 
 
 def check_finite(layers: Sequence[PrunableLayer]) -> None:
-    """Refuse weights that have no magnitude to go by; raises InputError naming the first such layer."""
+    """Raise InputError, which names the layer, if a layer has weights that are NaN or infinite."""
     for layer in layers:
         bad = int((~torch.isfinite(layer.weight)).sum())
         if bad:
@@ -144,12 +145,12 @@ def check_finite(layers: Sequence[PrunableLayer]) -> None:
 def magnitude_masks(layers: Sequence[PrunableLayer], recipe: Recipe) -> dict[str, torch.Tensor]:
     """Masks by magnitude: for each pruned layer, True where its weight [k, c / groups, r, s] is kept.
 
-    Groups of weights (see `patterns.group_ids`) are ranked by their root mean square; of equals, the first goes first. As
-    many go as come nearest to the share asked for. The strongest group of each layer always stays: a layer without
-    weights cuts the net in two.
+    Groups of weights (see `patterns.group_ids`) are ranked by their root mean square, and the lowest are pruned; of equal
+    groups, the first one is pruned first. The number of pruned groups is the one nearest to the sparsity asked for. The
+    largest group of each layer is always kept, because a layer of zeros alone would cut the net in two.
 
     Args:
-        layers: as `prunable_layers` gave them; weights are finite.
+        layers: the result of `prunable_layers`; weights are finite.
         recipe: pattern, sparsity and scope.
     """
     chosen = [layer for layer in layers if not layer.reason]
@@ -160,7 +161,7 @@ def magnitude_masks(layers: Sequence[PrunableLayer], recipe: Recipe) -> dict[str
 
 
 def magnitude_mask(weight: torch.Tensor, groups: int, pattern: Pattern, sparsity: float) -> torch.Tensor:
-    """Mask of one weight [k, c / groups, r, s] that the pattern fits, by `magnitude_masks`' rules; boolean, True is kept."""
+    """Mask, bool, of one weight [k, c / groups, r, s] by the rules of `magnitude_masks`; True is kept. The pattern must fit."""
     return (
         nm_mask(pattern, weight) if pattern.kind == "nm" else _ranked_together([(weight, groups)], pattern, sparsity)[0]
     )
@@ -169,7 +170,7 @@ def magnitude_mask(weight: torch.Tensor, groups: int, pattern: Pattern, sparsity
 def _ranked_together(
     weights: Sequence[tuple[torch.Tensor, int]], pattern: Pattern, sparsity: float
 ) -> list[torch.Tensor]:
-    """Masks of weights, each with its convolution's groups, that are ranked as if they were one."""
+    """Masks of several weights, each given with its convolution's groups, that are ranked as one weight."""
     if pattern.kind == "unstructured":
         return _kept_weights([weight for weight, _ in weights], sparsity)
     ids = [group_ids(pattern, weight, groups) for weight, groups in weights]
@@ -178,10 +179,10 @@ def _ranked_together(
 
 
 def _kept_weights(weights: Sequence[torch.Tensor], sparsity: float) -> list[torch.Tensor]:
-    """`_kept_groups` of single weights, without sorting them: VGG-16 has 100 million in one layer."""
+    """`_kept_groups` for single weights, without a sort, since one layer of VGG-16 has 100 million weights."""
     counts = [weight.numel() for weight in weights]
     sizes = torch.cat([weight.detach().abs().reshape(-1) for weight in weights])
-    for part in sizes.split(counts):
+    for part in split(sizes, counts):
         part[part.argmax()] = torch.inf
     wanted = min(round(sparsity * len(sizes)), len(sizes) - len(weights))  # as torch.nn.utils.prune rounds
     kept = torch.ones_like(sizes, dtype=torch.bool)
@@ -190,11 +191,11 @@ def _kept_weights(weights: Sequence[torch.Tensor], sparsity: float) -> list[torc
         kept[sizes < last] = False
         ties = (sizes == last).nonzero().flatten()
         kept[ties[: wanted - int((~kept).sum())]] = False
-    return [part.view(weight.shape) for part, weight in zip(kept.split(counts), weights, strict=True)]
+    return [part.view(weight.shape) for part, weight in zip(split(kept, counts), weights, strict=True)]
 
 
 def _kept_groups(ranked: Sequence[tuple[torch.Tensor, torch.Tensor]], sparsity: float) -> list[torch.Tensor]:
-    """Which groups stay, of layers that are ranked together by their groups' scores; their sizes say how many."""
+    """Which groups are kept: one bool mask for each layer, given as the (scores, sizes) of its groups; all are ranked together."""
     scores, sizes = (torch.cat([pair[i] for pair in ranked]) for i in (0, 1))
     counts = [len(pair[0]) for pair in ranked]
     safe = torch.zeros_like(scores, dtype=torch.bool)
@@ -208,4 +209,4 @@ def _kept_groups(ranked: Sequence[tuple[torch.Tensor, torch.Tensor]], sparsity: 
     gone = torch.cat([torch.zeros(1, dtype=torch.int64, device=sizes.device), sizes[order].cumsum(0)])
     kept = torch.ones_like(safe)
     kept[order[: int((gone - wanted).abs().argmin())]] = False
-    return list(kept.split(counts))
+    return list(split(kept, counts))

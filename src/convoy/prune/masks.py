@@ -1,19 +1,28 @@
-"""Masks on parameters: laid on by torch.nn.utils.prune, which keeps them through training, and made zeros at the end."""
+"""Masks on parameters: torch.nn.utils.prune applies them during training; at the end the pruned weights become zeros."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.utils import prune as torch_prune
+from torch.nn.utils import prune
+
+from convoy.typed_torch import named_modules
+
+_torch_prune = cast("Any", prune)  # its functions declare no types
 
 
 def bake_masks(model: nn.Module) -> list[str]:
-    """Turn masks that torch.nn.utils.prune left on a model into zeros; the names of the parameters that had some."""
+    """Replace the masks that torch.nn.utils.prune left on a model by zeros in the weights.
+
+    Returns:
+        Names of the parameters that had a mask.
+    """
     found: list[str] = []
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         for name in [n.removesuffix("_mask") for n, _ in module.named_buffers(recurse=False) if n.endswith("_mask")]:
             if hasattr(module, f"{name}_orig"):
                 _settle(module, name, getattr(module, f"{name}_mask").bool())
@@ -22,20 +31,20 @@ def bake_masks(model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def masked(model: nn.Module, masks: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Hold parameters at zero where their masks are False while the model is trained; afterwards they are true zeros.
+def masked(model: nn.Module, masks: Mapping[str, torch.Tensor]) -> Generator[None]:
+    """Hold parameters at zero where their masks are False, for training inside the context; afterwards those are zeros.
 
-    Meanwhile a parameter `weight` is `weight_orig` with a buffer `weight_mask`, and the product of both is recomputed before
-    each forward pass: what is pruned gets no gradient.
+    Inside, a parameter `weight` becomes the parameter `weight_orig` and the buffer `weight_mask`. Before each forward pass
+    their product is computed, so pruned weights get no gradient.
 
     Args:
         model: changed in place.
-        masks: by parameter name (`layer1.0.conv1.weight`), boolean, of the parameter's shape. A parameter that several
-            modules share is named once for each.
+        masks: by parameter name (`layer1.0.conv1.weight`), bool, of the parameter's shape. A parameter that
+            several modules share has one entry for each module.
     """
     places = [(model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], m) for path, m in masks.items()]
     for module, name, mask in places:
-        torch_prune.custom_from_mask(module, name, mask)
+        _torch_prune.custom_from_mask(module, name, mask)
     try:
         yield
     finally:
@@ -50,8 +59,8 @@ def apply_masks(model: nn.Module, masks: Mapping[str, torch.Tensor]) -> None:
 
 
 def _settle(module: nn.Module, name: str, mask: torch.Tensor) -> None:
-    """Make a masked parameter a plain one again, with +0 where it is pruned: a product with 0 may be -0."""
-    torch_prune.remove(module, name)
+    """Make a masked parameter plain again, with +0 where it is pruned; the product with the mask may have left -0."""
+    _torch_prune.remove(module, name)
     parameter = getattr(module, name)
     with torch.no_grad():
         parameter.masked_fill_(~mask.to(parameter.device), 0.0)

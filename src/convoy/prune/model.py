@@ -14,6 +14,7 @@ from convoy.prune.channels import consistent_masks, keep_outputs
 from convoy.prune.magnitude import PrunableLayer, Recipe, check_finite, magnitude_masks, prunable_layers
 from convoy.prune.masks import apply_masks, bake_masks
 from convoy.prune.result import PrunedLayer
+from convoy.typed_torch import l2_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class Pruned:
     """Result of `prune_model`.
 
     Attributes:
-        layers: one row a convolution or linear layer.
-        masks: by parameter name, True for weights that are kept; `finetune` keeps the others at zero.
+        layers: one row for each convolution or linear layer.
+        masks: by parameter name; True for weights that are kept. `finetune` holds the others at zero.
         notes: remarks for the reader.
     """
 
@@ -32,11 +33,11 @@ class Pruned:
 
 
 def prune_model(model: nn.Module, recipe: Recipe, args: tuple[Any, ...] | None = None) -> Pruned:
-    """Set weights of a model to zero by magnitude, in place.
+    """Set the weights of least magnitude to zero, in place.
 
-    Weights that are zero already count among the zeros asked for. Masks that torch.nn.utils.prune left on the model are made
-    plain zeros first. With pattern `channel`, whole filters become zero, and with them their bias, the scale and shift of the
-    batch norm behind them, and the weights that read their channels; every shape stays as it was.
+    Weights that are zero already count towards the sparsity. Masks that torch.nn.utils.prune left on the model become plain
+    zeros first. With pattern `channel`, whole filters become zero, and with them their bias, the scale and shift of the
+    batch norm that follows, and the weights that read their channels. No shape changes.
 
     Args:
         model: on any device.
@@ -47,7 +48,7 @@ def prune_model(model: nn.Module, recipe: Recipe, args: tuple[Any, ...] | None =
         InputError: weights that are not finite, no layer that the pattern fits, or no `args` for `channel`.
         CaptureError: pattern `channel`, and a model that cannot be exported.
     """
-    notes = [f"{name} had a mask of torch.nn.utils.prune, which are zeros now" for name in bake_masks(model)]
+    notes = [f"{name} had a mask of torch.nn.utils.prune, which became zeros" for name in bake_masks(model)]
     layers = prunable_layers(model, recipe)
     check_finite(layers)
     program = None
@@ -71,7 +72,7 @@ def prune_model(model: nn.Module, recipe: Recipe, args: tuple[Any, ...] | None =
 
 
 def _for_every_name(masks: dict[str, torch.Tensor], layers: list[PrunableLayer]) -> dict[str, torch.Tensor]:
-    """A weight that several modules share is masked in each of them."""
+    """The masks, with one entry for each of the modules that share a weight."""
     found = dict(masks)
     for layer in layers:
         for name in layer.names[1:]:
@@ -82,12 +83,12 @@ def _for_every_name(masks: dict[str, torch.Tensor], layers: list[PrunableLayer])
 
 def _row(layer: PrunableLayer, before: torch.Tensor) -> PrunedLayer:
     after = layer.weight
-    whole = float(before.double().norm())
+    whole = l2_norm(before.double())
     return PrunedLayer(
         name=layer.name,
         shape=tuple(layer.module.weight.shape),
         zeros_before=int((before == 0).sum()),
         zeros_after=int((after == 0).sum()),
-        kept_norm=float(after.double().norm()) / whole if whole else 1.0,
+        kept_norm=l2_norm(after.double()) / whole if whole else 1.0,
         reason=layer.reason,
     )

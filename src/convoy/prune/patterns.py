@@ -1,4 +1,4 @@
-"""Where zeros may lie: single weights, N of every M input channels, blocks, whole filters."""
+"""Patterns of pruned weights: single weights, N of every M input channels, blocks, whole filters."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Pattern:
     """A pattern of zeros.
 
     Attributes:
-        kind: `unstructured` (any weight), `nm` (`first` of every `second` consecutive input channels stay, for each filter and
-            tap), `block` (blocks of `first` filters by `second` columns of the matrix [k, c * r * s]) or `channel` (filters).
+        kind: `unstructured` (any weight), `nm` (`first` of every `second` consecutive input channels are kept, for each filter
+            and tap), `block` (blocks of `first` filters by `second` columns of the matrix [k, c * r * s]) or `channel` (filters).
         first: N, or the rows of a block.
         second: M, or the columns of a block.
     """
@@ -33,7 +33,7 @@ class Pattern:
 
     @property
     def fixed_sparsity(self) -> float | None:
-        """The share of zeros that the pattern itself says; None where it is free."""
+        """The sparsity that the pattern implies; None if it implies none."""
         return 1 - self.first / self.second if self.kind == "nm" else None
 
     def __str__(self) -> str:
@@ -55,11 +55,11 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def parse_sparsity(pattern: Pattern, sparsity: float | None) -> float:
-    """The share of zeros to make; raises InputError where it is missing, not between 0 and 1, or not the pattern's own."""
+    """The sparsity to reach; raises InputError if it is missing, not between 0 and 1, or unequal to what the pattern implies."""
     fixed = pattern.fixed_sparsity
     if fixed is not None:
         if sparsity is not None and abs(sparsity - fixed) > 1e-6:
-            todo = "Leave it out: the pattern says it."
+            todo = "Leave it out: the pattern implies it."
             raise InputError("sparsity", sparsity, f"{fixed:g} with pattern {pattern}", todo)
         return fixed
     if sparsity is None or not 0 < sparsity < 1:
@@ -68,12 +68,12 @@ def parse_sparsity(pattern: Pattern, sparsity: float | None) -> float:
 
 
 def as_filters(weight: torch.Tensor) -> torch.Tensor:
-    """A layer's weight as [k, c / groups, r, s]; a linear layer's matrix is that of a 1x1 convolution."""
+    """A layer's weight as [k, c / groups, r, s]; a linear layer's matrix [k, c] becomes [k, c, 1, 1]."""
     return weight if weight.dim() == 4 else weight[:, :, None, None]
 
 
 def misfit(pattern: Pattern, weight: torch.Tensor) -> str:
-    """Why a pattern cannot be laid on a weight [k, c / groups, r, s]; empty where it can."""
+    """Why a pattern cannot be applied to a weight [k, c / groups, r, s]; empty if it can."""
     channels = weight.shape[1]
     if pattern.kind == "nm" and channels % pattern.second:
         return f"its {channels} input channels a group are no multiple of {pattern.second}"
@@ -81,13 +81,13 @@ def misfit(pattern: Pattern, weight: torch.Tensor) -> str:
 
 
 def group_ids(pattern: Pattern, weight: torch.Tensor, groups: int) -> torch.Tensor:
-    """Which group each weight belongs to: groups become zero together or not at all.
+    """The group that each weight belongs to. All weights of a group become zero, or none.
 
-    Blocks begin anew with each of the convolution's groups, whose filters share no input; at the right and lower edges
-    they may be smaller.
+    Blocks do not cross the convolution's groups, whose filters share no input. At the right and lower edges they may be
+    smaller.
 
     Args:
-        pattern: any but `nm`, whose groups are ranked among M neighbours alone.
+        pattern: any except `nm`, which ranks each weight among its M neighbours only.
         weight: [k, c / groups, r, s].
         groups: of the convolution.
 
@@ -108,9 +108,9 @@ def group_ids(pattern: Pattern, weight: torch.Tensor, groups: int) -> torch.Tens
 
 
 def group_scores(weight: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Root mean square (float64) and size (int64) of each group: for single weights the magnitude, for filters their norm.
+    """Root mean square (float64) and size (int64) of each group.
 
-    A mean, so that the smaller blocks at the edges, and layers of other sizes, are compared fairly.
+    It is a mean, so that smaller blocks at the edges, and layers of different sizes, are compared fairly.
     """
     flat = ids.reshape(-1)
     sizes = torch.bincount(flat)
@@ -120,7 +120,7 @@ def group_scores(weight: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def nm_mask(pattern: Pattern, weight: torch.Tensor) -> torch.Tensor:
-    """True at the N largest of every M consecutive input channels of a filter's tap; the first of equals stays.
+    """True at the N largest of every M consecutive input channels of a filter's tap; of equals, the first is kept.
 
     Args:
         pattern: of kind `nm`.

@@ -14,10 +14,10 @@ class PrunedLayer:
     Attributes:
         name: path of its module.
         shape: of its weight.
-        zeros_before: zeros among its weights before.
-        zeros_after: and after.
-        kept_norm: norm of the weight after pruning over that before, before any fine-tune; 1 for a weight of zeros.
-        reason: why it was not pruned; empty where it was.
+        zeros_before: number of its weights that were zero before pruning.
+        zeros_after: the same after pruning.
+        kept_norm: L2 norm of the weight after pruning, before any fine-tuning, divided by that before; 1 for a weight of zeros.
+        reason: why it was not pruned; empty if it was.
     """
 
     name: str
@@ -38,14 +38,14 @@ class PrunedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Share of test images that the model gets right: as it was, pruned, and fine-tuned where it was.
+    """Top-1 accuracy, 0..1: before pruning, after it, and after fine-tuning.
 
     Attributes:
-        data: where the images came from.
-        images: how many.
+        data: source of the images.
+        images: number of images.
         before: before pruning.
-        pruned: after it.
-        finetuned: after the fine-tune; None where there was none.
+        pruned: after pruning.
+        finetuned: after fine-tuning; None if there was none.
     """
 
     data: str
@@ -57,7 +57,7 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Finetune:
-    """The fine-tuning run, and the mean loss of each of its epochs."""
+    """Settings of a fine-tuning run, and the mean loss of each epoch."""
 
     data: str
     images: int
@@ -69,17 +69,17 @@ class Finetune:
 
 @dataclass(frozen=True, slots=True)
 class PruneSummary:
-    """Everything that `convoy prune` found out.
+    """Result of `convoy prune`.
 
     Attributes:
         model: the name that the user gave.
-        pattern: where zeros may lie.
-        sparsity: the share of zeros asked for, or the pattern's own.
+        pattern: the pattern of zeros.
+        sparsity: as requested, or as the pattern implies.
         scope: `layer` or `global`.
         layers: in order of registration.
-        accuracy: where there was data.
-        finetune: where it was asked for.
-        notes: remarks for the reader, a line each.
+        accuracy: None without test data.
+        finetune: None if none was requested.
+        notes: remarks for the reader, one line each.
     """
 
     model: str
@@ -92,7 +92,7 @@ class PruneSummary:
     notes: tuple[str, ...] = ()
 
     def about(self) -> dict[str, str]:
-        """A short form, which is stored with the weights."""
+        """A short form as strings, which is stored with the weights."""
         words = {"model": self.model, "pattern": self.pattern, "sparsity": f"{self.sparsity:g}", "scope": self.scope}
         if self.accuracy is not None:
             after = self.accuracy.pruned if self.accuracy.finetuned is None else self.accuracy.finetuned

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from torch import nn
 
 from convoy.errors import InputError
+from convoy.typed_torch import save_safetensors
 from convoy.untrusted import escape_controls
 
 LONGEST_WORDS: Final = 400
-"""Characters of a file's own words that are repeated, at most: anybody may have written them."""
+"""Most characters of a file's metadata that are shown: the file may come from anyone."""
 
 
 def save_weights(model: nn.Module, path: Path, about: dict[str, str]) -> None:
-    """Write a model's state dict as .safetensors, whole or not at all.
+    """Write a model's state dict as .safetensors. If writing fails, an existing file stays as it was.
 
     Args:
         model: on any device.
-        path: replaced where it is there.
-        about: metadata, text by word.
+        path: an existing file is replaced.
+        about: metadata, strings by name.
 
     Raises:
-        InputError: naming `out`.
+        InputError: `path` cannot be written; the error names `out`.
     """
-    from safetensors.torch import save_file
-
     check_weights_path(path)
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        save_file(state, fresh, metadata=about)
+        save_safetensors(state, fresh, about)
         fresh.replace(path)
     except OSError as error:
         raise InputError("out", str(path), "a path that can be written", str(error)) from error
@@ -41,17 +40,17 @@ def save_weights(model: nn.Module, path: Path, about: dict[str, str]) -> None:
 
 
 def describe_weights(path: str | None) -> str:
-    """How weights were pruned, in one line, as their file by `convoy prune` says; empty for other weights.
+    """One line that says how weights were pruned, from the metadata of a file by `convoy prune`; empty for other weights.
 
     Args:
-        path: as `--weights` takes it: a file, `DEFAULT`, or None.
+        path: the value of `--weights`: a file, `DEFAULT`, or None.
     """
     from safetensors import SafetensorError, safe_open
 
     if path is None or not Path(path).is_file():
         return ""
     try:
-        with safe_open(path, framework="numpy") as file:
+        with cast("Any", safe_open)(path, framework="numpy") as file:
             about: dict[str, str] = file.metadata() or {}
     except (OSError, ValueError, SafetensorError):
         return ""
@@ -65,6 +64,6 @@ def describe_weights(path: str | None) -> str:
 
 
 def check_weights_path(path: Path) -> None:
-    """Refuse a path that no weights can be read from again; raises InputError naming `out`."""
+    """Raise InputError, which names `out`, unless the path ends in .safetensors: weights are read from such files only."""
     if path.suffix != ".safetensors":
         raise InputError("out", str(path), "a file that ends in .safetensors")

@@ -166,7 +166,7 @@ def test_masks_of_torch_become_zeros_and_count() -> None:
     done = prune_model(model, Recipe.of("unstructured", 0.5))
     assert model.state_dict().keys() == small().state_dict().keys()
     assert bool((model.get_parameter("body.0.weight")[was] == 0).all())
-    assert done.notes == ("body.0.weight had a mask of torch.nn.utils.prune, which are zeros now",)
+    assert done.notes == ("body.0.weight had a mask of torch.nn.utils.prune, which became zeros",)
     assert done.layers[0].zeros_before == int(was.sum())
     assert done.layers[0].zeros_after == 108
 

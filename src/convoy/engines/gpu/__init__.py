@@ -1,1 +1,1 @@
-"""Shared by all GPU kernels, in Triton and in CUDA C."""
+"""Tensor and support checks that the Triton and the CUDA engines share."""

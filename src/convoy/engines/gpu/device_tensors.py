@@ -1,4 +1,4 @@
-"""Buffers as the kernels want them: checked, aligned, and as TMA descriptors with explicit sizes."""
+"""Checks of the tensors that GPU kernels read and write: dense, aligned; and TMA descriptors of explicit sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from convoy.errors import LaunchError
 
 
 def dense_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, where its memory is dense NHWC (or a dense matrix) and starts at a multiple of 16 bytes."""
+    """Return the tensor if it is dense NHWC, or a dense matrix, and 16-byte aligned; raises LaunchError otherwise."""
     dense = tensor.is_contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor.is_contiguous()
     if not dense:
         raise LaunchError(f"{name}: strides {tuple(tensor.stride())} are not those of a dense channels_last tensor")
@@ -23,7 +23,7 @@ def dense_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sliced_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, where it is dense NHWC or some of the channels of such a tensor, from a multiple of 16 bytes on."""
+    """Return the tensor if it is dense NHWC, or a 16-byte aligned channel slice of such a tensor; raises LaunchError otherwise."""
     if tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last):
         _, _, h, w = tensor.shape
         pitch = tensor.stride(3)
@@ -36,21 +36,21 @@ def sliced_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def pitch_of(tensor: torch.Tensor) -> int:
-    """Elements from one pixel of an NHWC tensor (or row of a matrix) to the next: its channels, where it is dense."""
+    """Elements from one pixel of an NHWC tensor, or row of a matrix, to the next; the number of channels if it is dense."""
     if tensor.dim() != 4:
         return tensor.shape[1]
     return tensor.shape[1] if tensor.is_contiguous(memory_format=torch.channels_last) else tensor.stride(3)
 
 
 def fits_tma(dtype: torch.dtype, pitch: int, offset: int) -> bool:
-    """Whether a slice of a tensor can be described to TMA: pixels and the slice's start at multiples of 16 bytes."""
+    """Whether TMA can address a channel slice: pixels, and the slice in a pixel, start at multiples of 16 bytes."""
     return pitch * dtype.itemsize % 16 == 0 and offset * dtype.itemsize % 16 == 0
 
 
 def checked(
     buffers: Buffers, residual: bool, *, slices: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """x, y and the residual of a launch, each dense and aligned; with `slices` y may be channels of a larger tensor."""
+    """x, y and the residual of a launch, each dense and aligned; with `slices`, y may be a channel slice of a larger tensor."""
     x = dense_nhwc("x", buffers.args[0])
     result = buffers.results[0]
     if result is None:
@@ -60,7 +60,7 @@ def checked(
 
 
 def scratch(workspace: torch.Tensor | None, needed: int) -> torch.Tensor | None:
-    """The workspace, where one is needed and large enough."""
+    """The workspace, or None if none is needed; raises LaunchError if it is too small."""
     if needed and (workspace is None or workspace.numel() < needed):
         given = 0 if workspace is None else workspace.numel()
         raise LaunchError(f"workspace: got {given} bytes, expected at least {needed}")
@@ -68,12 +68,12 @@ def scratch(workspace: torch.Tensor | None, needed: int) -> torch.Tensor | None:
 
 
 def as_floats(workspace: torch.Tensor, elements: int) -> torch.Tensor:
-    """The workspace's first bytes as fp32."""
+    """The first bytes of the workspace as `elements` fp32 numbers."""
     return workspace[: 4 * elements].view(torch.float32)
 
 
 def descriptor(base: torch.Tensor, shape: Sequence[int], block: Sequence[int], strides: Sequence[int] = ()) -> Any:
-    """A TMA descriptor over the memory at `base`; strides (in elements) are dense where none are given."""
+    """A TMA descriptor over the memory at `base`; strides are in elements, dense by default."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     if not strides:
@@ -82,15 +82,15 @@ def descriptor(base: torch.Tensor, shape: Sequence[int], block: Sequence[int], s
 
 
 def vector(size: int) -> int:
-    """The largest power of two, 16 at most, that divides a size."""
+    """The largest power of two, at most 16, that divides a size."""
     return min(16, size & -size)
 
 
 def round_tf32(weight: torch.Tensor) -> torch.Tensor:
     """An fp32 weight rounded to TF32's ten bits; other dtypes are unchanged.
 
-    The tensor core truncates operands, so that every product is a little too small. Rounding one operand beforehand, half
-    away from zero, halves that bias (measured on an H100: relative error 7.7e-4 before, 4.6e-4 after). The TMA unit rounds
+    The tensor core truncates its operands, so every product is slightly too small. Rounding one operand first, half away
+    from zero, halves that bias (measured on an H100: relative error 7.7e-4 before, 4.6e-4 after). The TMA unit rounds
     the other operand if it is loaded by TMA (`KernelBuild.rounded`).
     """
     if weight.dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""Support checks that all GPU kernels share; each refusal has a reason."""
+"""Support checks that all GPU engines share; each refusal has a reason."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from convoy.support import Support
 from convoy.target import Target
 
 INDEX_LIMIT = 2**31
-"""Elements of a tensor that 32-bit indices reach."""
+"""Tensors of this many elements or more cannot be indexed with 32 bits."""
 
 
 def conv_support(problem: Problem, target: Target, capability: int, direction: str = "fprop") -> Support:
-    """A dense convolution in one direction, in NHWC, of one dtype, on a device that is new enough."""
+    """Accept a dense NHWC convolution in one direction, of one dtype, on a GPU of at least the compute capability."""
     if not isinstance(problem, ConvProblem):
         return Support.no("computes convolutions only")
     if not (device := device_support(target, capability)):
@@ -37,7 +37,7 @@ def conv_support(problem: Problem, target: Target, capability: int, direction: s
 
 
 def product_support(problem: Problem, target: Target, direction: str = "fprop", *, empty: bool = False) -> Support:
-    """A convolution without groups that Hopper's tensor cores compute, fp32 as TF32; of no images where `empty` says so."""
+    """Accept a convolution without groups for Hopper's tensor cores, which compute fp32 as TF32; batch 0 only with `empty`."""
     if not (found := conv_support(problem, target, 90, direction)):
         return found
     assert isinstance(problem, ConvProblem)
@@ -58,7 +58,7 @@ def product_support(problem: Problem, target: Target, direction: str = "fprop", 
 def first_layer_support(
     problem: Problem, target: Target, most: int, direction: str = "fprop", *, empty: bool
 ) -> Support:
-    """The same for kernels that read windows: at most `most` channels, no dilation."""
+    """As `product_support`, for kernels that read image windows: at most `most` channels, and no dilation."""
     if not (found := product_support(problem, target, direction, empty=empty)):
         return found
     assert isinstance(problem, ConvProblem)
@@ -70,7 +70,7 @@ def first_layer_support(
 
 
 def subgraph_support(problem: Problem, target: Target, does: str) -> Support:
-    """A subgraph in NHWC that PyTorch can run, on capability 8.0 and newer."""
+    """Accept an NHWC subgraph that PyTorch can run, on compute capability 8.0 or newer."""
     if not isinstance(problem, SubgraphProblem):
         return Support.no(f"{does}, got {type(problem).__name__}")
     if not (found := device_support(target, 80)):
@@ -81,7 +81,7 @@ def subgraph_support(problem: Problem, target: Target, does: str) -> Support:
 
 
 def values_support(dtype: str, elements: int) -> Support:
-    """Values that the kernels know, of a tensor that they can index."""
+    """Accept a dtype that the kernels support and a tensor that 32-bit indices reach."""
     if dtype not in TORCH_DTYPE:
         return Support.no(f"needs fp16, bf16 or fp32, got {dtype}")
     if elements >= INDEX_LIMIT:
@@ -90,7 +90,7 @@ def values_support(dtype: str, elements: int) -> Support:
 
 
 def linear_support(problem: LinearProblem, target: Target, capability: int) -> Support:
-    """A linear layer of one dtype on a device that is new enough."""
+    """Accept a linear layer of one dtype on a GPU of at least the compute capability."""
     if not (device := device_support(target, capability)):
         return device
     if problem.dtype not in ("fp16", "bf16", "fp32"):
@@ -102,6 +102,6 @@ def linear_support(problem: LinearProblem, target: Target, capability: int) -> S
 
 
 def is_strict(problem: ConvProblem | LinearProblem) -> bool:
-    """Whether fp32 products must be exact. A linear layer's are: torch allows TF32 for convolutions alone by default."""
+    """Whether TF32 is forbidden. It is for every fp32 linear layer: by default torch allows TF32 only for convolutions."""
     dtype = problem.dtype if isinstance(problem, LinearProblem) else problem.x_dtype
     return dtype == "fp32" and (problem.numerics == "strict" or isinstance(problem, LinearProblem))

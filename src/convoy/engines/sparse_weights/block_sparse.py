@@ -19,7 +19,6 @@ from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, kernel_source, reciprocal, wgmma_function
-from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.mask_check import check_zeros
 from convoy.engines.sparse_weights.mask_support_checks import hopper_convolution
@@ -29,6 +28,7 @@ from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
+from convoy.typed_torch import from_numpy
 
 MOST_LIVE: Final = 0.6
 """Largest share of blocks that tiles of 64 filters may read: gathering costs more than copies of whole boxes."""
@@ -183,7 +183,7 @@ class BlocksExecutable(Executable):
         source = kernel_source("block_sparse", config.parameters(problem), products)
         cubin, self.log = compile_cubin(BlockSparseEngine.id, source, target)
         self.function = Function(BlockSparseEngine.id, cubin, "block_sparse", config.shared_bytes)
-        self._mask = as_tensor(positions(problem.mask))
+        self._mask = from_numpy(positions(problem.mask))
         self.lists = Lists(problem, config.filters)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:

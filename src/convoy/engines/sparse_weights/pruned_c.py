@@ -21,7 +21,6 @@ from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu.native_launch import address
-from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.cpu_blocking import LANES, REGISTERS, plan, write
 from convoy.engines.sparse_weights.codegen.emit_c import FUSED, emit
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
@@ -30,6 +29,7 @@ from convoy.engines.sparse_weights.mask_support_checks import masked_convolution
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
+from convoy.typed_torch import from_numpy
 
 MOST_NONZEROS: Final = 750_000
 """Code of 11 MB (15 bytes a non-zero), and 10 s of one core to write and assemble it. So much code comes from the last cache in
@@ -67,8 +67,8 @@ class PrunedCExecutable(Executable):
         arch = target.arch if sys.platform == "linux" else ""
         source = emit(kernel, made.layout, bias=epilogue.bias, residual=epilogue.residual, activation=fused, arch=arch)
         self._following = "none" if fused == epilogue.activation else epilogue.activation
-        self._places = as_tensor(places)
-        self._mask = as_tensor(mask)
+        self._places = from_numpy(places)
+        self._mask = from_numpy(mask)
         self._epilogue = epilogue
         self._threads = max(1, min(knobs.integer("threads"), source.cost // SMALL_COST))
         self.workspace_bytes = made.thread_bytes * knobs.integer("threads")

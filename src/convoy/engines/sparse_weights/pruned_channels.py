@@ -23,7 +23,6 @@ from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.delegating.delegating import delegate_workspace_bytes
 from convoy.engines.library import aten, onednn
 from convoy.engines.manifest import load_engine
-from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.scratch import Scratch
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.mask_check import check_zeros
@@ -32,6 +31,7 @@ from convoy.engines.support_checks import storage
 from convoy.problem import ConvProblem, Epilogue, Problem
 from convoy.support import Support
 from convoy.target import Target
+from convoy.typed_torch import from_numpy
 
 MULTIPLE: Final = 8
 """Channels of a vector of AVX2; libraries pad to it, or take a slower way."""
@@ -76,7 +76,7 @@ class SmallerConvolution(Executable):
     def __init__(self, problem: ConvProblem, knobs: Knobs, target: Target) -> None:
         assert problem.mask is not None
         self._problem = problem
-        self._mask = as_tensor(positions(problem.mask))
+        self._mask = from_numpy(positions(problem.mask))
         filters, channels = kept(problem)
         self._filters, self._channels = torch.tensor(filters), torch.tensor(channels)
         self._gathers, self._scatters = len(channels) < problem.c, len(filters) < problem.k

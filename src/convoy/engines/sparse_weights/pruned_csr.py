@@ -20,13 +20,13 @@ from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.gpu.device_tensors import scratch
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, kernel_source
-from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.mask_check import check_zeros
 from convoy.engines.sparse_weights.mask_support_checks import cuda_convolution
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
+from convoy.typed_torch import from_numpy
 
 THREADS: Final = 128
 _BYTES: Final = {"fp32": 4, "fp16": 2}
@@ -76,9 +76,9 @@ class Rows:
         channel += filters // (problem.k // problem.groups) * (problem.c // problem.groups)
         offsets = (channel * height + r * problem.dilation_h) * width + s * problem.dilation_w
         counts = mask.sum(axis=(1, 2, 3))
-        self.starts = as_tensor(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
-        self.offsets = as_tensor(offsets.astype(np.int32))
-        self.places = as_tensor(np.flatnonzero(mask))
+        self.starts = from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+        self.offsets = from_numpy(offsets.astype(np.int32))
+        self.places = from_numpy(np.flatnonzero(mask))
 
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Starts, and entries int32 [entries, 2]: an offset, and the bits of a value in fp32."""
@@ -95,7 +95,7 @@ class RowsExecutable(Executable):
         self.problem, self.pixels = problem, knobs.integer("pixels")
         cubin, self.log = compile_cubin(PrunedCsr.id, kernel_source("csr", parameters(problem, knobs)), target)
         self._pad, self._multiply = (Function(PrunedCsr.id, cubin, name, 0) for name in ("pad", "csr"))
-        self._mask = as_tensor(positions(problem.mask))
+        self._mask = from_numpy(positions(problem.mask))
         self._rows = Rows(problem)
         self._sizes = structure("Sizes", sizes(problem))
         self.workspace_bytes = workspace_bytes(problem)

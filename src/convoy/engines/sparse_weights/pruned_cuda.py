@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, pointer
-from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.cuda_writer import ELEMENT
 from convoy.engines.sparse_weights.codegen.emit_cuda import ACTIVATIONS, CudaSource, emit
 from convoy.engines.sparse_weights.codegen.kernel_ir import MaskKernel, verify
@@ -35,6 +34,7 @@ from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
+from convoy.typed_torch import from_numpy
 
 MOST_NONZEROS: Final = 150_000
 """16 cores compile 105 000 in 5 s, 210 000 and more in 10 to 18 (commit 60bf1b2), and `pruned.direct` is several times as fast on
@@ -93,11 +93,11 @@ class PrunedCudaExecutable(Executable):
         source = written.source
         self._epilogue = problem.epilogue
         self._following = "none" if _fused(problem) == problem.epilogue.activation else problem.epilogue.activation
-        self._mask = as_tensor(positions(problem.mask))
+        self._mask = from_numpy(positions(problem.mask))
         packed = np.array(source.packed, np.int64)
         last = problem.weight_spec.elements  # a zero is put behind the weight
         held = np.append(written.places, last)[packed] if len(packed) else np.full(1, last)
-        self._places = as_tensor(held)
+        self._places = from_numpy(held)
         self._aligned = source.aligned
         self._bytes = config.vectors * ELEMENT[problem.x_dtype][1]
         self._dependent = target.capability >= 90

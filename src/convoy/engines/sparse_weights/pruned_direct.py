@@ -19,7 +19,6 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer
 from convoy.engines.hopper.nvrtc_source import kernel_source, nvrtc_options
-from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.direct_sparse_cost import estimate_us, fits, tile_configs
 from convoy.engines.sparse_weights.direct_sparse_entries import entries_of
@@ -40,6 +39,7 @@ from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
+from convoy.typed_torch import from_numpy
 
 _INDEX_LIMIT: Final = 2**31
 _ALIGNED: Final = 16
@@ -53,9 +53,9 @@ class DirectConvolution(Executable):
         self.geometry, self._epilogue = DirectGeometry(problem, config), problem.epilogue
         mask = positions(problem.mask)
         entries = entries_of(mask, self.geometry)
-        self._mask = as_tensor(mask)
+        self._mask = from_numpy(mask)
         self._words, self._begins, self._values, self._places = (
-            as_tensor(a) for a in (entries.words, entries.begins, entries.values, entries.places)
+            from_numpy(a) for a in (entries.words, entries.begins, entries.values, entries.places)
         )
         cubin, self.log = _compiled(self.geometry, target)
         self.function = Function(

@@ -16,7 +16,6 @@ from convoy.engines.base import Executable
 from convoy.engines.hopper.hopper_support_checks import hopper_alone, im2col
 from convoy.engines.hopper.igemm_swap_ab import SwappedExecutable, SwappedForms
 from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile as DenseForm
-from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.mask_check import check_zeros
 from convoy.engines.sparse_weights.mask_support_checks import hopper_convolution
@@ -25,6 +24,7 @@ from convoy.engines.sparse_weights.sparse24_tile import Sparse24Tile
 from convoy.problem import ConvProblem, Problem, WeightMask
 from convoy.support import Support
 from convoy.target import Target
+from convoy.typed_torch import from_numpy
 
 
 @lru_cache(maxsize=256)
@@ -39,7 +39,7 @@ class SparseExecutable(SwappedExecutable):
         super().__init__(engine, problem, form, target)
         assert problem.mask is not None
         mask = positions(problem.mask)
-        self._mask = as_tensor(mask)
+        self._mask = from_numpy(mask)
         self.packing = Packing(mask, form.filters, form.cluster, taps_first=form.halo > 0)
 
     def in_order(self, weight: torch.Tensor) -> torch.Tensor:

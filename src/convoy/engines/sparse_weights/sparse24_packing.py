@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from convoy.engines.hopper.igemm_swap_ab_tile_config import CHANNELS
-from convoy.engines.numpy_arrays import as_tensor
+from convoy.typed_torch import from_numpy
 
 VALUE_BYTES: Final = 64
 """Bytes of values in a chunk's row: 32 values of two bytes."""
@@ -82,8 +82,8 @@ class Packing:
         )
         chosen[..., 1] = 1
         chosen[:k] = _PLACES[fours(mask)]
-        self._chosen = as_tensor(chosen)
-        self.metadata = as_tensor(self._words(chosen))
+        self._chosen = from_numpy(chosen)
+        self.metadata = from_numpy(self._words(chosen))
 
     @property
     def iterations(self) -> int:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.problem import ConvProblem, WeightMask
+from convoy.typed_torch import from_numpy
 
 CHANNELS: Final = 8
 """Channels of a block: the sixteen bytes of one gather."""
@@ -75,8 +75,8 @@ class Lists:
         order = np.argsort(-counts, kind="stable")
         ends = np.cumsum(counts[order])
         self.filters = filters
-        self.tiles = as_tensor(np.stack([ends - counts[order], ends, order * filters, ends * 0], 1).astype(np.int32))
-        self._tile_of = as_tensor(np.repeat(order, counts[order]))
+        self.tiles = from_numpy(np.stack([ends - counts[order], ends, order * filters, ends * 0], 1).astype(np.int32))
+        self._tile_of = from_numpy(np.repeat(order, counts[order]))
         flat = np.full((int(ends[-1]), ITERATION_BLOCKS), NO_BLOCK, np.int64)
         for tile, start in zip(order, ends - counts[order], strict=True):
             found = np.flatnonzero(live[tile])
@@ -84,8 +84,8 @@ class Lists:
         tap, eight = flat // (problem.c // CHANNELS), flat % (problem.c // CHANNELS)
         down, right = tap // problem.s * problem.dilation_h, tap % problem.s * problem.dilation_w
         words = down << (_RIGHT_BITS + _CHANNEL_BITS) | right << _CHANNEL_BITS | eight * CHANNELS
-        self.blocks = as_tensor(np.where(flat < 0, NO_BLOCK, words).astype(np.int32))
-        self._tap, self._eight = (as_tensor(np.where(flat < 0, -1, part)) for part in (tap, eight))
+        self.blocks = from_numpy(np.where(flat < 0, NO_BLOCK, words).astype(np.int32))
+        self._tap, self._eight = (from_numpy(np.where(flat < 0, -1, part)) for part in (tap, eight))
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Chunks [iterations, filters · 128] as bytes: rows of 128 bytes in the 128-byte swizzle of shared memory.

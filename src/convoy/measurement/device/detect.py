@@ -16,9 +16,9 @@ import torch
 
 from convoy.engines.compilers.instruction_sets import limits
 from convoy.errors import InputError
-from convoy.measurement.device.typed_torch import gpu_properties
 from convoy.problem.spec import FLOAT_DTYPES
 from convoy.target import Target
+from convoy.typed_torch import gpu_properties
 
 DEVICES: Final = ("cpu", "cuda")
 """Devices that Convoy supports."""

@@ -18,8 +18,8 @@ import torch
 
 from convoy.errors import InputError
 from convoy.measurement.device.nvml import own_bytes
-from convoy.measurement.device.typed_torch import gpu_properties, set_memory_fraction
 from convoy.measurement.failure import is_out_of_memory
+from convoy.typed_torch import gpu_properties, set_memory_fraction
 
 CONTEXT_BYTES: Final = 640 << 20
 """A CUDA context with loaded kernels: 549 MB when it is new (H100, driver 580), and more with every kernel loaded."""

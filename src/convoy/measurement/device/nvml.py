@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from convoy.measurement.device.typed_torch import gpu_properties
+from convoy.typed_torch import gpu_properties
 
 _PCI: Final = 32
 """Longest bus id with its end, NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE."""

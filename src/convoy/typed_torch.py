@@ -1,0 +1,78 @@
+"""Functions of torch and safetensors whose annotations are missing or incomplete, with the types that Convoy relies on.
+
+Each function calls exactly one function of the library. Code that is checked strictly calls these instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+
+class GpuProperties(Protocol):
+    """The result of `torch.cuda.get_device_properties` for a GPU."""
+
+    name: str
+    major: int
+    minor: int
+    multi_processor_count: int
+    total_memory: int
+    pci_domain_id: int
+    pci_bus_id: int
+    pci_device_id: int
+
+
+def gpu_properties(index: int | torch.device | None = None) -> GpuProperties:
+    """Properties of one of torch's GPUs, by default of the current one."""
+    return cast("Any", torch.cuda).get_device_properties(index)
+
+
+def set_memory_fraction(fraction: float) -> None:
+    """Let this process hold at most a fraction, 0..1, of the current GPU's memory."""
+    cast("Any", torch.cuda).set_per_process_memory_fraction(fraction)
+
+
+def l2_norm(tensor: torch.Tensor) -> float:
+    """The L2 norm of all elements."""
+    return float(cast("Any", tensor).norm())
+
+
+def split(tensor: torch.Tensor, sizes: int | Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Parts of a tensor along its first dimension: of one size, where the last part may be smaller, or of the given sizes."""
+    return cast("Any", tensor).split(sizes)
+
+
+def from_numpy(array: NDArray[Any]) -> torch.Tensor:
+    """A CPU tensor that shares the array's memory."""
+    return cast("Any", torch).from_numpy(array)
+
+
+def backward(loss: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
+    """Run `loss.backward(gradient)`; the gradient is needed where the loss is not a single number."""
+    cast("Any", loss).backward(gradient)
+
+
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Each module of a model once, the model itself first, with its path."""
+    return cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
+
+
+def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file, on the CPU, by name; raises `safetensors.SafetensorError` for a damaged file."""
+    import safetensors.torch
+
+    return cast("Any", safetensors.torch).load_file(path)
+
+
+def save_safetensors(
+    tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write contiguous tensors that share no memory to a safetensors file."""
+    import safetensors.torch
+
+    cast("Any", safetensors.torch).save_file(tensors, path, metadata=metadata)

@@ -195,7 +195,7 @@ def _kept_weights(weights: Sequence[torch.Tensor], sparsity: float) -> list[torc
 
 
 def _kept_groups(ranked: Sequence[tuple[torch.Tensor, torch.Tensor]], sparsity: float) -> list[torch.Tensor]:
-    """Which groups are kept: one bool mask for each layer, given as the (scores, sizes) of its groups; all are ranked together."""
+    """Which groups are kept, one bool mask for each layer. A layer is the (scores, sizes) of its groups; all rank together."""
     scores, sizes = (torch.cat([pair[i] for pair in ranked]) for i in (0, 1))
     counts = [len(pair[0]) for pair in ranked]
     safe = torch.zeros_like(scores, dtype=torch.bool)

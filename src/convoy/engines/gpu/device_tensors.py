@@ -23,7 +23,7 @@ def dense_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sliced_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor if it is dense NHWC, or a 16-byte aligned channel slice of such a tensor; raises LaunchError otherwise."""
+    """Return the tensor if it is dense NHWC, or a 16-byte aligned channel slice of one; raises LaunchError otherwise."""
     if tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last):
         _, _, h, w = tensor.shape
         pitch = tensor.stride(3)

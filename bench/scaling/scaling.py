@@ -1,7 +1,7 @@
 """How does data-parallel training scale over the GPUs of a host? Question `scaling`: runs of `convoy scale` as long-form CSV.
 
     for net in alexnet resnet50 googlenet; do
-      convoy scale $net --gpus 1,2,4,8 --batch 128 --dtype bf16 --output scale-$net.json
+      convoy scale $net --gpus 1,2,4,8 --batch 128 --dtype bf16 --out scale-$net.json
     done
     python bench/scaling/scaling.py scale-*.json
 

@@ -1,6 +1,6 @@
 """Which algorithm wins where? Question `study`: a run of `convoy study` as long-form CSV.
 
-    convoy study --sweep batch,channels,filters,size,kernel,stride --dtype fp16 --output study.json
+    convoy study --sweep batch,channels,filters,size,kernel,stride --dtype fp16 --out study.json
     python bench/study/study.py study.json
     python bench/study/study.py --replay alexnet,vgg16,googlenet,resnet50 --on "NVIDIA H200" --dtype fp16 --batch 1
 

@@ -18,7 +18,7 @@ DATA = ("--finetune", "synthetic:24", "--evaluate", "synthetic:12", "--batch", "
 
 def test_a_small_net_from_its_weights_to_a_file_that_loads(convoy_command: Command, folder: Path) -> None:
     out = folder / "pruned.safetensors"
-    said = convoy_command.works(*SMALL, "--sparsity", "0.5", *DATA, "--epochs", "2", "--output", out)
+    said = convoy_command.works(*SMALL, "--sparsity", "0.5", *DATA, "--epochs", "2", "--out", out)
     assert "unstructured, layer: 141 of 282 weights are zero (50.00%)" in said
     assert "fine-tuned on 24 images of synthetic:24: loss by epoch" in said
     assert "accuracy on 12 images of synthetic:12: before " in said
@@ -67,7 +67,7 @@ def test_json_has_everything(convoy_command: Command) -> None:
 def test_channels_and_nothing_written(convoy_command: Command) -> None:
     said = convoy_command.works(*SMALL, "--pattern", "channel", "--sparsity", "0.5", "--scope", "global")
     assert "its channels are the model's outputs" in said
-    assert "nothing is written: give --output FILE.safetensors" in said
+    assert "nothing is written: give --out FILE.safetensors" in said
 
 
 def test_advice_where_no_engine_reads_masks(convoy_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +95,12 @@ def test_advice_where_no_engine_reads_masks(convoy_command: Command, monkeypatch
         (("--sparsity", "0.9", "--finetune", "nobody"), "data: got 'nobody'"),
         (("--sparsity", "0.9", "--finetune", "synthetic", "--images", "0"), "--images: got 0"),
         (
-            ("--sparsity", "0.9", "--output", "pruned.pth"),
+            ("--sparsity", "0.9", "--out", "pruned.pth"),
             "out: got 'pruned.pth', expected a file that ends in .safetensors",
         ),
-        (("--sparsity", "0.9", "--output", "no/pruned.safetensors"), "--output: got"),
+        (("--sparsity", "0.9", "--out", "no/pruned.safetensors"), "--out: got"),
         (
-            ("--sparsity", "0.9", "--weights", "w.safetensors", "--output", "w.safetensors"),
+            ("--sparsity", "0.9", "--weights", "w.safetensors", "--out", "w.safetensors"),
             "another file than --weights",
         ),
         (("--sparsity", "0.9", "--weights", "nan.safetensors"), "weights: got 'second', expected finite numbers alone"),

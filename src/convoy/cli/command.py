@@ -35,11 +35,12 @@ RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
         "--tune-seconds": "--tune-s",
         "--engine": "--only-engines",
     },
-    "compare": {"--tune-seconds": "--tune-s", "--timeout": "--timeout-s"},
-    "study": {"--engines": "--only-engines"},
-    "scale": {"--timeout": "--timeout-s", "--seconds": "--round-s"},
+    "compare": {"--tune-seconds": "--tune-s", "--timeout": "--timeout-s", "--output": "--out"},
+    "study": {"--engines": "--only-engines", "--output": "--out"},
+    "scale": {"--timeout": "--timeout-s", "--seconds": "--round-s", "--output": "--out"},
     "train": {"--clip": "--clip-grad-norm"},
-    "prune": {"--out": "--output"},
+    "prune": {"--output": "--out"},
+    "report": {"--output": "--out"},
 }
 """By command: former name of an option → its name. The former names are accepted for one release."""
 

@@ -50,7 +50,7 @@ app.add_typer(db.app, name="db")
 app.command("compare", cls=Command)(compare.compare)
 app.command("study", cls=Command)(study.study)
 app.command("scale", cls=Command)(scale.scale)
-app.command("report")(report.report)
+app.command("report", cls=Command)(report.report)
 app.command("doctor")(doctor.doctor)
 
 

@@ -91,10 +91,8 @@ def worked(run: Run, batches: Sequence[int], frameworks: Sequence[str]) -> bool:
 def _run_file(output: Path | None, run: Path | None, usual: str) -> tuple[str, Path]:
     """The option that named the run file, and the file."""
     if output is not None and run is not None and output != run:
-        raise InputError(
-            "--run", str(run), f"the file that --output names: {output}", "They are two names of one option."
-        )
-    return ("--run", run) if output is None and run is not None else ("--output", output or Path(usual))
+        raise InputError("--run", str(run), f"the file that --out names: {output}", "They are two names of one option.")
+    return ("--run", run) if output is None and run is not None else ("--out", output or Path(usual))
 
 
 def _kind(option_names: str | None, frameworks: str | None) -> str:

@@ -47,7 +47,7 @@ def prune(
     if advise:
         from convoy.cli import advise as measured
 
-        measured.refuse({"--sparsity": sparsity, "--output": output, "--finetune": finetune, "--evaluate": evaluate})
+        measured.refuse({"--sparsity": sparsity, "--out": output, "--finetune": finetune, "--evaluate": evaluate})
         settings = options.settings_from(effort=effort, numerics=numerics, db=db)
         advice = measured.run(model, weights, pattern, settings, batch, size, dtype, device, trust=trust)
         measured.show(advice, as_json)
@@ -76,12 +76,12 @@ def check_files(output: Path | None, weights: str | None) -> None:
     """Refuse an output that cannot be written, read again, or that is the weights themselves."""
     from convoy.prune import check_weights_path
 
-    options.check_outputs({"--output": output})
+    options.check_outputs({"--out": output})
     if output is None:
         return
     check_weights_path(output)
     if weights is not None and output.resolve() == Path(weights).resolve():
-        raise InputError("--output", str(output), "another file than --weights names")
+        raise InputError("--out", str(output), "another file than --weights names")
 
 
 def check_weights_given(model: str, weights: str | None) -> None:
@@ -216,4 +216,4 @@ def show(summary: PruneSummary, output: Path | None, as_json: bool) -> None:
         )
     for note in summary.notes:
         say(f"note: {note}")
-    say(f"weights:   {output}" if output is not None else "nothing is written: give --output FILE.safetensors")
+    say(f"weights:   {output}" if output is not None else "nothing is written: give --out FILE.safetensors")

@@ -17,7 +17,7 @@ REGRESSED = 1
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run files, as compare, study and scale write them.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The HTML page to write.")] = None,
+    output: Annotated[Path | None, typer.Option("--out", "-o", help="The HTML page to write.")] = None,
     diff: Annotated[
         bool, typer.Option("--diff", help="Compare two runs, OLD NEW: exit code 1 where the new one is worse.")
     ] = False,
@@ -29,7 +29,7 @@ def report(
     ] = 0.10,
 ) -> None:
     """Show RUNS as one self-contained page, or print what changed between two."""
-    options.check_outputs({"--output": output})
+    options.check_outputs({"--out": output})
     from convoy.compare.runs.runfile import read
 
     found = [read(path) for path in runs]

@@ -46,7 +46,7 @@ def scale(
     settings = options.settings_from(effort=effort, db=db)
     # Other hosts have no figures, and on a shared disk their file would be the first one's.
     path = (output or Path(f"scale-{file_word(model)}.json")) if node_rank <= 0 else None
-    options.check_outputs({"--output": path, "--report": report})
+    options.check_outputs({"--out": path, "--report": report})
     where = options.pick_device(device)
 
     from convoy.compare.scaling.scaling_jobs import ScaleRequest

@@ -49,7 +49,7 @@ def study(
     names, nets, directions = options.words_of(only_engines), options.words_of(strategies), _directions(direction)
     _check_batch(batch, nets)
     settings = options.settings_from(numerics=numerics, effort=effort, only_engines=names or None, db=db)
-    options.check_outputs({"--output": output, "--report": report})
+    options.check_outputs({"--out": output, "--report": report})
     target = options.pick_target(device, dtype)
 
     about = {"dtype": dtype, "numerics": str(settings.numerics)}

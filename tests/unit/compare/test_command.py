@@ -46,7 +46,7 @@ NET = f"{Path(__file__).parent / 'planted_frameworks.py'}:tiny"
         (["--memory-limit", "much"], "--memory-limit"),
         (["--run", "no_such_folder/run.json"], "--run"),
         (["--run", "a.json", "--report", "a.json"], "--report"),
-        (["--output", "no_such_folder/run.json"], "--output"),
+        (["--out", "no_such_folder/run.json"], "--out"),
         (["-o", "a.json", "--run", "b.json"], "--run"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_run_in_which_nothing_worked_that_was_asked_for_exits_1(
     assert done.exit_code == 1
 
 
-@pytest.mark.parametrize("word", ["--output", "-o", "--run"])
+@pytest.mark.parametrize("word", ["--out", "-o", "--run"])
 def test_the_run_file_has_the_name_that_is_given(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
 

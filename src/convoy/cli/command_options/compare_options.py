@@ -84,13 +84,13 @@ MemoryLimit = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output",
+        "--out",
         "-o",
         help="The run file (JSON); by default compare-MODEL.json or options-MODEL.json.",
         rich_help_panel=OUTPUT,
     ),
 ]
-RunFile = Annotated[Path | None, typer.Option("--run", help="Another name of --output.", rich_help_panel=OUTPUT)]
+RunFile = Annotated[Path | None, typer.Option("--run", help="Another name of --out.", rich_help_panel=OUTPUT)]
 Again = Annotated[
     bool,
     typer.Option("--again", help="Measure again what the run file already has.", rich_help_panel=OUTPUT),

@@ -90,6 +90,6 @@ Db = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Write the pruned weights to this .safetensors file.", rich_help_panel=OUTPUT),
+    typer.Option("--out", "-o", help="Write the pruned weights to this .safetensors file.", rich_help_panel=OUTPUT),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.", rich_help_panel=OUTPUT)]

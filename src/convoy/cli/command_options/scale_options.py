@@ -65,7 +65,7 @@ RoundS = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output",
+        "--out",
         "-o",
         help="The run file (JSON); by default scale-MODEL.json. The first host writes it.",
         rich_help_panel=OUTPUT,

@@ -75,7 +75,7 @@ NoCriteria = Annotated[
 Output = Annotated[
     Path,
     typer.Option(
-        "--output",
+        "--out",
         "-o",
         help="The run file (JSON), by default study.json; the same command continues it.",
         rich_help_panel=OUTPUT,

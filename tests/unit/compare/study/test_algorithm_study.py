@@ -551,7 +551,7 @@ def net():
         (["--base", "c"], "--base"),
         (["--only-engines", "nobody"], "only_engines"),
         (["--layers", "absent.csv"], "--layers"),
-        (["--output", "/nowhere/run.json"], "--output"),
+        (["--out", "/nowhere/run.json"], "--out"),
         (["--energy", "--sweep", "kernel"], "--energy"),
     ],
 )

@@ -83,6 +83,8 @@ class Settings:
         progress: show a progress bar on standard error.
         keep_freed_memory: on a CPU, tell glibc to keep freed memory in the process (`convoy.measurement.device.heap`):
             faster, but for the whole process, and other programs cannot use that memory.
+        profile: after tuning, write where its time went to this file, as a trace for Perfetto, and print a table on standard
+            error; None: do neither.
         check: how an optimised module detects changes of its stock module. `identity`: objects, addresses and version
             counters. `contents`: also sums over all parameters and buffers, in every call, which detect writes through
             `.data` too.
@@ -107,6 +109,7 @@ class Settings:
     engines: tuple[str, ...] = field(default_factory=lambda: engines_from_environment(os.environ))
     progress: bool = False
     keep_freed_memory: bool = True
+    profile: Path | None = None
     check: Check = Check.IDENTITY
 
     def __post_init__(self) -> None:
@@ -228,6 +231,7 @@ _READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
     "engines": _names("('mine=my.module:MyEngine',)"),
     "progress": _flag,
     "keep_freed_memory": _flag,
+    "profile": _path,
     "check": _word(Check),
 }
 """For each field the function that converts its value to the field's type, or refuses it."""

@@ -50,17 +50,18 @@ def optimize(
     report: options.Report = None,
     json_path: given.JsonFile = None,
     timeline: given.TimelineFile = None,
+    profile: given.ProfileFile = None,
 ) -> None:
     """Tune MODEL on this machine: measure every engine for every layer, choose the best set, check it, report it."""
     settings = options.settings_from(
         numerics=numerics, layout=layout, memory_budget_bytes=memory_budget_bytes, deterministic=deterministic,
         effort=effort, tune_s=tune_s, tuning_memory_bytes=tuning_memory_bytes, timeout_s=timeout_s, db=db,
-        only_engines=only_engines, deny_engines=deny_engines, solver=solver, streams=streams,
+        only_engines=only_engines, deny_engines=deny_engines, solver=solver, streams=streams, profile=profile,
     )  # fmt: skip
     if amp is not None and not train:
         raise InputError("--amp", amp, "nothing without --train")
     named = {"plan": plan, "report": report, "json": json_path, "timeline": timeline}
-    options.check_outputs({f"--{name}": path for name, path in named.items()})
+    options.check_outputs({f"--{name}": path for name, path in {**named, "profile": profile}.items()})
     where = options.pick_device(device)
     module = options.load(model, weights, dtype, where, trust=trust)
     args = options.example(module, model, images, batch, size, dtype, where)

@@ -16,6 +16,7 @@ from convoy.pipeline.net import Net, capture_net
 from convoy.program.calls import has_internal_overlap, is_plain, tensors_of
 from convoy.settings import Settings
 from convoy.target import Target
+from convoy.tuning_profile import phase
 
 
 def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: Target) -> Net:
@@ -26,12 +27,14 @@ def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: 
     """
     copy = separate_copy(isolated.model)
     before = attributes_of(copy)
-    net = capture_net(name, copy, isolated.args, isolated.kwargs, settings, target)
+    with phase("capture"):
+        net = capture_net(name, copy, isolated.args, isolated.kwargs, settings, target)
     if attributes_of(copy) != before:  # a cache that the first call fills is allowed
         changed = _changed_in_every_call(isolated.another(), target.device)
         if changed:
             raise CaptureError(f"the model changes its attribute {changed} in every call, which a graph does not do")
-    strides = _stock_strides(net.captured, isolated.another(), target.device)
+    with phase("capture", "output strides"):
+        strides = _stock_strides(net.captured, isolated.another(), target.device)
     return replace(net, captured=replace(net.captured, strides=strides))
 
 

@@ -11,6 +11,7 @@ from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
 from convoy.program.recording import forget_library_workspaces
 from convoy.target import Target
+from convoy.tuning_profile import phase
 
 NO_CEILINGS: Final = "the roofline ceilings could not be measured for lack of memory: the report has no floors"
 """Note of a plan that was made without them."""
@@ -23,7 +24,8 @@ def measure_ceilings(target: Target) -> Peaks | None:
     """
     refresh_memory_limit()
     try:
-        found = peaks(target)
+        with phase("roofline ceilings"):
+            found = peaks(target)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -19,6 +19,7 @@ from convoy.pipeline.selection_input import distinct_problems, zeros_by_problem
 from convoy.settings import Settings
 from convoy.target import Target
 from convoy.tune import SearchResult, search
+from convoy.tuning_profile import phase
 
 
 def make_runner(target: Target, settings: Settings) -> Runner:
@@ -77,7 +78,8 @@ def with_counted_zeros(net: Net, settings: Settings, observer: Observer) -> Net:
         return net
     observer("counting zeros", 0, 0)
     try:
-        counted = replace(net, zeros=zero_shares(net.captured.graph, net.captured.constants, net.inputs))
+        with phase("count zeros"):
+            counted = replace(net, zeros=zero_shares(net.captured.graph, net.captured.constants, net.inputs))
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -23,6 +23,7 @@ from convoy.problem import LayoutProblem
 from convoy.regions import PATTERNS, Region, fused_regions, propose
 from convoy.settings import LayoutChoice, Settings
 from convoy.target import Target
+from convoy.tuning_profile import phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ def capture_net(
     border = input_formats(captured, given)
     first = next(iter(border.values()), "nchw")
     border.update((name_, first) for name_ in graph.outputs if len(graph.values[name_].spec.shape) == 4)
-    net = make_net(name, captured, border, first, settings, target)
+    with phase("regions"):
+        net = make_net(name, captured, border, first, settings, target)
     return replace(net, inputs=tuple(given), original=original)
 
 

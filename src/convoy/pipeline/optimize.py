@@ -22,12 +22,14 @@ from convoy.pipeline.model_arguments import checked_arguments, checked_model, ch
 from convoy.pipeline.observer import Observer, ignore_progress
 from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult, stock_result
 from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
+from convoy.pipeline.profile_output import profiled
 from convoy.pipeline.separate_layers import optimize_layers
 from convoy.pipeline.whole_model import tune_whole
 from convoy.plan import Plan
 from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.settings import Numerics, Settings, checked_settings
+from convoy.tuning_profile import phase
 from convoy.user_warning import warn_user
 
 
@@ -71,8 +73,9 @@ def optimize_model(
     """`optimize` with all results of tuning; `observer` is called with the progress."""
     stock, options = checked_model(model), checked_settings(settings)
     given, named = checked_arguments(args, kwargs)
-    with preserve_global_state():
+    with preserve_global_state(), profiled(options) as recorder:
         result = _tuned(stock, given, named, checked_name(name, stock), options, observer or ignore_progress)
+    result = dataclasses.replace(result, profile=recorder.profile())
     for line in result.told:
         warn_user(line)
     return result
@@ -82,8 +85,9 @@ def _tuned(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, settings: Settings, watch: Observer
 ) -> OptimizeResult:
     """Tune the whole model; if it cannot be captured, its layers one by one; else PyTorch runs it."""
-    target = target_for(device_of(model, args, kwargs))
-    competing_engines(settings)  # raises InputError for unknown ids
+    with phase("device and engines"):
+        target = target_for(device_of(model, args, kwargs))
+        competing_engines(settings)  # raises InputError for unknown ids
     reason = _why_not(model)
     if not reason:
         try:

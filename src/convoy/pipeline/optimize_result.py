@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -19,6 +19,7 @@ from convoy.program.program_cache import Tuner
 from convoy.report.summary import Memory, SelectionSummary, Summary, Timing, Tuning
 from convoy.settings import Settings
 from convoy.target import Target
+from convoy.tuning_profile import TuningProfile
 
 NO_GRAPH: Final = "0" * 16
 """The digest of a plan that no graph was captured for."""
@@ -33,12 +34,14 @@ class OptimizeResult:
         plan: what it runs.
         summary: everything that was found out, for the report and for `--json`.
         told: what the user is to be warned of, a line each.
+        profile: where the time of the call went.
     """
 
     program: OptimizedModule
     plan: Plan
     summary: Summary
     told: tuple[str, ...] = ()
+    profile: TuningProfile = field(default_factory=TuningProfile)
 
 
 def stock_result(

@@ -35,6 +35,7 @@ from convoy.schedule import (
 )
 from convoy.selection import SelectionProblem
 from convoy.settings import Effort, Settings
+from convoy.tuning_profile import phase
 
 WORTHWHILE = 0.97
 """Share of the serial time that the critical path must stay under for more streams to be tried: less is lost to events."""
@@ -70,7 +71,7 @@ def build_fastest(
     Returns:
         The plan with its steps' streams, and its program.
     """
-    with ParallelCompile(net.target, settings) as ahead:
+    with ParallelCompile(net.target, settings) as ahead, phase("schedules"):
         return _build_fastest(plan, net, settings, offered, collectives, ahead)
 
 

@@ -23,6 +23,7 @@ from convoy.schedule import plan_memory, serial_steps
 from convoy.selection import Selection, SelectionProblem, solve
 from convoy.settings import Settings, Solver
 from convoy.tune import SearchResult
+from convoy.tuning_profile import phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
     Raises:
         SelectionError: no selection satisfies the settings.
     """
+    with phase("select"):
+        return _select(net, found, settings)
+
+
+def _select(net: Net, found: SearchResult, settings: Settings) -> Choice:
     problem = offered_candidates(net, found, settings)
     notes = _determinism_notes(net, found, problem) if settings.deterministic else []
     device = net.target.device

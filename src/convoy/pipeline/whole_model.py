@@ -26,11 +26,14 @@ from convoy.pipeline.optimize_result import OptimizeResult
 from convoy.pipeline.plan_target import device_of, target_for
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
-from convoy.pipeline.summarize import summarize
+from convoy.pipeline.summarize import CheckOutcome, summarize
+from convoy.plan import Plan
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.program.program_cache import Tuner
+from convoy.schedule.timeline import Span
 from convoy.settings import Settings
 from convoy.tune import SearchResult
+from convoy.tuning_profile import phase
 
 
 def tune_whole(
@@ -59,7 +62,8 @@ def tune_whole(
     """
     target = target_for(device_of(model, args, kwargs))
     with memory_limited(target.device, settings.tuning_memory_bytes, isolate=settings.isolate):
-        isolated = isolate(model, args, kwargs)
+        with phase("copy the model"):
+            isolated = isolate(model, args, kwargs)
         net = captured_net(name, isolated, settings, target)
         with Database.open(settings.db) as database:
             ceilings = measure_ceilings(target)
@@ -125,6 +129,13 @@ class _Job:
         inputs = net.captured.flatten_inputs(self.isolated.args, self.isolated.kwargs)
         program, timeline = with_timeline(program, inputs)
         plan = program.plan
+        with phase("summary"):
+            return self._result(built, plan, program, outcome, timeline)
+
+    def _result(
+        self, built: BuiltPlan, plan: Plan, program: Program, outcome: CheckOutcome, timeline: list[Span]
+    ) -> OptimizeResult:
+        net, settings = self.net, self.settings
         module = OptimizedModule(self.model, program, *self.given, self.tuner, settings.check)
         summary = summarize(
             net, self.found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline,

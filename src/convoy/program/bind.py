@@ -28,6 +28,7 @@ from convoy.program.verify_plan import Regions, on_baseline, verify_plan
 from convoy.program.zero_marks import with_zero_marks
 from convoy.regions import Region
 from convoy.target import Target
+from convoy.tuning_profile import phase
 from convoy.user_warning import warn_user
 
 PATIENCE_S: Final = 2.0
@@ -72,7 +73,8 @@ def bind(
         CompileError: the baseline could not be built. If another engine could not, its steps run on the baseline, with a note.
     """
     packed = {} if packed is None else packed
-    verified = verify_plan(plan, captured.graph, regions, target, extra_engines, ask_engines=not tuned)
+    with phase("verify plan"):
+        verified = verify_plan(plan, captured.graph, regions, target, extra_engines, ask_engines=not tuned)
     plan, problems = verified.plan, verified.problems
     constants = [_constants(captured, region) for region in verified.regions]
     keys = [_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
@@ -167,9 +169,10 @@ class _Builds:
                     ahead = None
             config = steps[index].config
             try:
-                engine = load_engine(config.engine, self.extra_engines)
-                executable = build(engine, self.problems[index], config.knobs, self.target)
-                self.packed[key] = (executable, executable.pack(self.constants[index]))
+                with phase("build", config.engine):
+                    engine = load_engine(config.engine, self.extra_engines)
+                    executable = build(engine, self.problems[index], config.knobs, self.target)
+                    self.packed[key] = (executable, executable.pack(self.constants[index]))
             except CompileError as error:
                 if config.engine == BASELINE:
                     raise

@@ -72,18 +72,19 @@ def bounds(steps: Sequence[Step]) -> Bounds:
     return Bounds(dag.total_us, dag.critical_us)
 
 
-def chrome_trace(timelines: Mapping[str, Sequence[Span]]) -> dict[str, object]:
+def chrome_trace(timelines: Mapping[str, Sequence[Span]], row: str = "stream") -> dict[str, object]:
     """Timelines in the Trace Event Format that Perfetto reads: one process each, a row for each stream, microseconds.
 
     Args:
         timelines: such as `planned` and `measured`, by name.
+        row: what a row is, for its name: `stream 0`, `stream 1`, ...
     """
     events: list[dict[str, object]] = []
     for process, (name, found) in enumerate(timelines.items()):
         events.append({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}})
         for stream in sorted({span.stream for span in found}):
-            row = {"name": f"stream {stream}"}
-            events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": stream, "args": row})
+            named = {"name": f"{row} {stream}"}
+            events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": stream, "args": named})
         events += [_event(process, span) for span in found]
     return {"displayTimeUnit": "ms", "traceEvents": events}
 

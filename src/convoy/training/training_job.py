@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from convoy.training.step import TrainingStep
 from convoy.training.step_program import StepOptions, StepProgram
 from convoy.training.stock_step import StepCheck, StockStep
 from convoy.tune import SearchResult
+from convoy.tuning_profile import TuningProfile, phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,13 @@ class TrainingResult:
         step: the step to call.
         plan: what it runs.
         summary: everything that was found out; None where a plan was replayed.
+        profile: where the time of the call went.
     """
 
     step: TrainingStep
     plan: Plan
     summary: Summary | None
+    profile: TuningProfile = field(default_factory=TuningProfile)
 
 
 class TrainingJob:
@@ -88,9 +91,11 @@ class TrainingJob:
         scaled = options.scaler is not None
         self.amp = amp
         self.given = options.given(batch)
-        self.capture: TrainingCapture = capture_training(model, loss_fn, self.given, amp=self.amp, scaled=scaled)
+        with phase("capture"):
+            self.capture: TrainingCapture = capture_training(model, loss_fn, self.given, amp=self.amp, scaled=scaled)
         self.tensors = StepTensors(LossModule(model, loss_fn, self.amp, scaled=scaled), self.capture.lifted)
-        self.net = self._net(name, replayed)
+        with phase("regions"):
+            self.net = self._net(name, replayed)
 
     def _net(self, name: str, replayed: Plan | None) -> Net:
         """The captured step; gradients have their parameters' memory format.
@@ -168,8 +173,9 @@ class TrainingJob:
         net, settings = self.net, self.settings
         flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
         scaled = self.options.scaler is not None
-        stock = StockStep(self.model, self.loss_fn, self.amp, self.given, scaled=scaled, capture=self.capture)
-        check = StepCheck(stock, self.inputs(), self.capture, flops=flops)
+        with phase("check", "float64"):
+            stock = StockStep(self.model, self.loss_fn, self.amp, self.given, scaled=scaled, capture=self.capture)
+            check = StepCheck(stock, self.inputs(), self.capture, flops=flops)
         plan, program, outcome = build_and_check(
             check,
             lambda: build_fastest(planned, net, settings, choice.problem, self._collectives()),

@@ -15,6 +15,7 @@ from convoy import plan as plans
 from convoy.errors import CaptureError, InputError, SelectionError
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.observer import Observer, ignore_progress
+from convoy.pipeline.profile_output import profiled
 from convoy.plan import Plan
 from convoy.program.recording import first_line
 from convoy.settings import Effort, Settings, checked_settings
@@ -111,8 +112,10 @@ def train_model(
         raise CaptureError(f"the model is on {device.type}; expected cpu or cuda")
     amp = effective_amp(options.amp, device)
     # Copies are run and numbers are drawn, which training must not notice.
-    with preserve_global_state(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-        return _train_model(model, loss_fn, optimizer, tuple(batch), options, amp, plan, settings, name, observer)
+    quiet = torch.inference_mode(False), torch.autocast(device.type, enabled=False)
+    with preserve_global_state(), profiled(settings) as recorder, quiet[0], quiet[1]:
+        found = _train_model(model, loss_fn, optimizer, tuple(batch), options, amp, plan, settings, name, observer)
+        return dataclasses.replace(found, profile=recorder.profile())
 
 
 def _train_model(

@@ -19,6 +19,7 @@ from convoy.tune.precision import depends_on_precision, reuse_rows
 from convoy.tune.predict import CostModel, TimePredictor
 from convoy.tune.transfer_hints import related_targets
 from convoy.tune.tuning_task import TuningTask
+from convoy.tuning_profile import phase
 
 SearchProgress = Callable[[int, int, str], None]
 """Called with (done, total, a description of the current problem)."""
@@ -90,8 +91,9 @@ def add_predictions(
         report(0, len(tasks), "predicting from the database")
         measured = (task.rows[config] for task in tasks for config in task.measured)
         predictor, criteria = source.with_rows(measured)
-        for task in unknown:
-            task.predict(predictor, protocol.id, criteria)
+        with phase("predict"):
+            for task in unknown:
+                task.predict(predictor, protocol.id, criteria)
     report(len(tasks), len(tasks), "from the database")
 
 
@@ -102,8 +104,9 @@ def set_priors(tasks: Sequence[TuningTask], source: PredictorSource, protocol: P
     unknown = [t for t in tasks if t.needs_prior() and not t.is_done(protocol, Effort.QUICK)]
     if unknown:
         predictor, criteria = source.with_rows()
-        for task in unknown:
-            task.set_prior(predictor, criteria)
+        with phase("predict"):
+            for task in unknown:
+                task.set_prior(predictor, criteria)
 
 
 class PredictorSource:
@@ -123,9 +126,11 @@ class PredictorSource:
     def with_rows(self, measured: Iterable[Measurement] = ()) -> tuple[TimePredictor, Criteria | None]:
         """A predictor made from the stored rows and the rows measured since, and the criteria."""
         if self._rows is None:
-            self._rows = self._database.related(self._target, (self._protocol.id, *self._protocol.earlier))
-        predictor = TimePredictor.from_rows(chain(self._rows, measured), self._models, self._fusing)
-        return predictor, find_criteria(self._target, self._path)
+            with phase("predict", "read rows"):
+                self._rows = self._database.related(self._target, (self._protocol.id, *self._protocol.earlier))
+        with phase("predict", "fit"):
+            predictor = TimePredictor.from_rows(chain(self._rows, measured), self._models, self._fusing)
+            return predictor, find_criteria(self._target, self._path)
 
 
 def cost_models(engines: Sequence[Engine], target: Target) -> CostModel:

@@ -29,6 +29,7 @@ from convoy.tune.prior_rows import (
 from convoy.tune.search_space import SearchSpace
 from convoy.tune.staged_search import StagedSearch
 from convoy.tune.tuning_task import TuningTask
+from convoy.tuning_profile import phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +101,19 @@ def search(
     protocol = protocol_for(settings.effort, target.device)
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
-    tasks = [TuningTask(_space(p, engines, target, settings, baseline_only, zeros or {})) for p in distinct]
+    with phase("spaces"):
+        tasks = [TuningTask(_space(p, engines, target, settings, baseline_only, zeros or {})) for p in distinct]
     source = PredictorSource(engines, target, protocol, database, settings.db)
-    _take_stored_rows(tasks, target, protocol, database)
+    with phase("stored rows"):
+        _take_stored_rows(tasks, target, protocol, database)
     if settings.effort is Effort.QUICK:
-        add_transfer_hints(tasks, target, protocol, database)
+        with phase("stored rows"):
+            add_transfer_hints(tasks, target, protocol, database)
         set_priors(tasks, source, protocol, target)
     cut = ""
     if settings.effort is not Effort.NONE:
-        cut = StagedSearch(tasks, protocol, settings, target, database, runner, report).run()
+        with phase("measure"):
+            cut = StagedSearch(tasks, protocol, settings, target, database, runner, report).run()
     # Before predictions take the place of the rows that say so.
     without_memory = [task for task in tasks if task.baseline_ran_out_of_memory()]
     if unanswered := tasks if cut or settings.effort is Effort.NONE else without_memory:

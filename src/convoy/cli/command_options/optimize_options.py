@@ -69,6 +69,14 @@ PlanFile = Annotated[Path | None, typer.Option("--plan", help="Write the plan to
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Write all results to this file, as JSON.", rich_help_panel=OUTPUT)
 ]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        help="Write where the time of tuning went to this file, for Perfetto, and print a table.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 TimelineFile = Annotated[
     Path | None,
     typer.Option("--timeline", help="Write when each step runs to this file, for Perfetto.", rich_help_panel=OUTPUT),

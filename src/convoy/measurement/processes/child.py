@@ -17,6 +17,7 @@ from convoy.perfdb.record import read_record
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig
 from convoy.target import Target
+from convoy.tuning_profile import phase
 
 DATA_S: Final = 300.0
 """Time limit for a problem's data and its float64 oracle, for which no candidate is responsible."""
@@ -95,8 +96,9 @@ class ChildRunner:
         Raises:
             LaunchError: no worker can be started.
         """
-        for builders in self._builders:
-            builders.wait(request)
+        with phase("build", "in other processes"):
+            for builders in self._builders:
+                builders.wait(request)
         pending = list(request.configs)
         suspect: EngineConfig | None = None
         data_failures = 0

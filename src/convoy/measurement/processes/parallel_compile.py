@@ -15,6 +15,7 @@ from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig, Problem
 from convoy.settings import Settings
 from convoy.target import Target
+from convoy.tuning_profile import phase
 
 WORTHWHILE_S: Final = 10.0
 """Builders start only if more than this time can be saved: starting them takes five to eight seconds (H100 machine, 16
@@ -64,7 +65,8 @@ class ParallelCompile:
         requests = [Request(problem, (config,), 1) for problem, config in wanted]
         for pool in self._pools:
             pool.submit(requests)
-        for pool in self._pools:
-            for request in requests:
-                pool.wait(request)
+        with phase("build", "in other processes"):
+            for pool in self._pools:
+                for request in requests:
+                    pool.wait(request)
         return True

@@ -19,6 +19,7 @@ from convoy.program import Program
 from convoy.program.runnable_program import eager_of
 from convoy.program.step_timeline import measure_timeline
 from convoy.schedule.timeline import Span
+from convoy.tuning_profile import phase
 
 TIMED_SEPARATELY = (
     "the plan and PyTorch's own run did not fit in memory together: they were timed one after the other, not in turn"
@@ -68,8 +69,10 @@ class EndToEndCheck(ABC):
         refresh_memory_limit()
         try:
             with self.context():
-                theirs, mine = self.stock(), self.ours(program)
-                timed = interleave({side.name: side.run for side in (theirs, mine)}, cuda=self.cuda)
+                with phase("check", "results"):
+                    theirs, mine = self.stock(), self.ours(program)
+                with phase("check", "time"):
+                    timed = interleave({side.name: side.run for side in (theirs, mine)}, cuda=self.cuda)
         except Exception as error:
             if not (self.cuda and is_out_of_memory(error)):
                 raise
@@ -81,7 +84,7 @@ class EndToEndCheck(ABC):
     def alone(self, make: Callable[[], ComparedRun]) -> tuple[Latency, OutputErrors]:
         """Time one run alone on a GPU; its memory is freed afterwards."""
         refresh_memory_limit()
-        with self.context():
+        with self.context(), phase("check", "time"):
             side = make()
             found = interleave({side.name: side.run}, cuda=True)[side.name], side.errors
         del side
@@ -124,7 +127,8 @@ def with_timeline(program: Program, inputs: Sequence[torch.Tensor]) -> tuple[Pro
     if program.runnable is None:
         return program, []
     try:
-        return program, measure_timeline(eager_of(program.runnable), inputs)
+        with phase("timeline"):
+            return program, measure_timeline(eager_of(program.runnable), inputs)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

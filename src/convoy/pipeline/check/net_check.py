@@ -16,6 +16,7 @@ from convoy.pipeline.check.stock_graph import baseline_run, stock_graph
 from convoy.pipeline.isolation import IsolatedCopy
 from convoy.pipeline.net import Net
 from convoy.program import CudaGraphProgram, Program
+from convoy.tuning_profile import phase
 
 
 class NetCheck(EndToEndCheck):
@@ -40,7 +41,7 @@ class NetCheck(EndToEndCheck):
         self._model, self._args, self._kwargs = isolated.model, isolated.args, isolated.kwargs
         flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
         original = net.captured if net.original is None else net.original
-        with self.context():
+        with self.context(), phase("check", "float64"):
             found = run_oracle(original, self._model, self._args, self._kwargs, flops=flops, cuda=self.cuda)
         self._exact, self._baseline_errors = found.exact, found.baseline
         self.note, self.wrong = found.note, found.wrong

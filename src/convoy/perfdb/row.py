@@ -62,3 +62,8 @@ class Measurement:
     def ok(self) -> bool:
         """Whether it ran and was right."""
         return self.status is Status.OK
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the time was predicted: it has no samples. Such rows are never stored."""
+        return self.ok and not self.samples

@@ -16,6 +16,7 @@ from convoy.graph.text import digest
 from convoy.pipeline.launch_overhead import with_launch_costs, without_launch_costs
 from convoy.pipeline.net import Net
 from convoy.pipeline.selection_input import selection_problem
+from convoy.pipeline.step_facts import StepFacts
 from convoy.plan import Plan
 from convoy.problem import ConvProblem
 from convoy.regions import Region
@@ -33,14 +34,16 @@ class Choice:
     Attributes:
         problem: the selection problem.
         selection: the selection.
-        strategies: predicted total of each possible strategy, microseconds, by name.
+        strategies: total of each possible strategy, microseconds, by name.
         notes: strategies that are not possible, and why.
+        predicted: names of the strategies with a predicted time in their total.
     """
 
     problem: SelectionProblem
     selection: Selection
     strategies: Mapping[str, float]
     notes: tuple[str, ...] = ()
+    predicted: frozenset[str] = frozenset()
 
 
 def offered_candidates(net: Net, found: SearchResult, settings: Settings) -> SelectionProblem:
@@ -76,6 +79,8 @@ def _select(net: Net, found: SearchResult, settings: Settings) -> Choice:
     with_launches = with_launch_costs(problem, device, settings.engines)
     chosen = solve(with_launches, _solver_name(settings))
     strategies: dict[str, float] = {}
+    selection = without_launch_costs(chosen, problem, device)
+    predicted = {chosen.solver} if selection.predicted else set[str]()
     engines = sorted(
         {c.config.engine for c in problem.candidates if not c.baseline}, key=engine_ids(settings.engines).index
     )
@@ -86,8 +91,9 @@ def _select(net: Net, found: SearchResult, settings: Settings) -> Choice:
             notes.append(f"strategy {name} is not possible: {error}")
         else:
             strategies[name] = stock_us(other, problem, net.captured.graph) if name == "baseline" else other.total_us
+            predicted.update([name] if without_launch_costs(other, problem, device).predicted else [])
     strategies[chosen.solver] = chosen.total_us
-    return Choice(problem, without_launch_costs(chosen, problem, device), strategies, tuple(notes))
+    return Choice(problem, selection, strategies, tuple(notes), frozenset(predicted))
 
 
 def _determinism_notes(net: Net, found: SearchResult, problem: SelectionProblem) -> list[str]:
@@ -139,9 +145,13 @@ def stock_defects(net: Net) -> list[str]:
     return stock_is_wrong(convolutions_of(net.regions), net.target, graph)
 
 
-def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = ()) -> Plan:
-    """The plan of a selection, on one stream."""
+def make_plan(
+    net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = (), found: SearchResult | None = None
+) -> Plan:
+    """The plan of a selection, on one stream; with the search's result its steps tell their candidates (`explain`)."""
     steps = serial_steps(choice.problem, choice.selection)
+    if found is not None:
+        steps = tuple(map(StepFacts.of(net, found).explained, steps))
     arena = plan_memory(steps, choice.problem.value_bytes, keep=net.captured.graph.outputs)
     graph = net.captured.graph
     return Plan(
@@ -158,4 +168,5 @@ def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str]
         activation_bytes=arena.size_bytes,
         notes=(*net.captured.notes, *stock_defects(net), *choice.notes, *notes),
         border=dict(net.border),
+        predicted=choice.selection.predicted,
     )

@@ -98,7 +98,7 @@ def selection_problem(
         value_layouts={name: tuple(layouts) for name in image_values(graph)},
         value_bytes={v.name: v.spec.size_bytes for v in graph.values.values() if v.kind != "constant"},
         convert_us={name: row.median_us for name, row in fastest.items()},
-        copies={name: LayoutCopy(row.problem, row.config) for name, row in fastest.items()},
+        copies={name: LayoutCopy(row.problem, row.config, row.predicted) for name, row in fastest.items()},
         border=dict(border),
         memory_budget_bytes=memory_budget_bytes,
     )
@@ -121,6 +121,7 @@ def _candidate(region: int, problem: Problem, row: Measurement, constant_bytes: 
         workspace_bytes=row.workspace_bytes,
         resident_bytes=max(0, row.resident_bytes - constant_bytes),
         baseline=baseline_here and row.config.engine == BASELINE,
+        predicted=row.predicted,
     )
 
 

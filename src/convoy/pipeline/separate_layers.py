@@ -218,6 +218,7 @@ def _joint_plan(name: str, parts: list[Plan], reason: str) -> Plan:
         solver="modules",
         total_us=sum(part.total_us for part in parts),
         bound_us=sum(part.bound_us for part in parts),
+        predicted=any(part.predicted for part in parts),
         notes=(note, *dict.fromkeys(line for part in parts for line in part.notes)),
     )
 

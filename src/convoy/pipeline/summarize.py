@@ -9,15 +9,16 @@ from typing import Final
 
 from convoy._version import __version__
 from convoy.engines.activation_sparsity import sparsity_kind, sparsity_percent
-from convoy.engines.manifest import BASELINE, load_engine
+from convoy.engines.manifest import load_engine
 from convoy.graph.layers import conv_problem
 from convoy.measurement import Peaks, floor_us, protocol_for
 from convoy.perfdb import Measurement
 from convoy.pipeline.check.end_to_end import Latency, OutputErrors
 from convoy.pipeline.net import Net
 from convoy.pipeline.select import Choice
-from convoy.pipeline.selection_input import rows_at
+from convoy.pipeline.step_facts import StepFacts
 from convoy.plan import Plan, Step
+from convoy.plan.describe import step_name
 from convoy.problem import ConvProblem, LinearProblem, Problem, TensorSpec
 from convoy.program import Program
 from convoy.report.summary import (
@@ -35,9 +36,6 @@ from convoy.report.summary import (
 from convoy.schedule.timeline import Span, bounds
 from convoy.settings import Settings
 from convoy.tune import SearchResult
-
-SINGLE_NODE_PATTERNS = ("conv", "linear", "dgrad", "wgrad", "op", "draw")
-"""Patterns of the regions that hold one node alone."""
 
 MULTI_CONV_PATTERNS: Final = ("banded", "merge")
 """Patterns of regions that are several convolutions."""
@@ -68,6 +66,7 @@ def summarize(
 ) -> Summary:
     """The summary of one net. Without ceilings its layers have no floor."""
     limits = bounds(plan.steps)
+    facts = StepFacts.of(net, found)
     graph = net.captured.graph
     first = graph.values[net.batch_input].spec if net.batch_input else TensorSpec((), "fp32")
     protocol = protocol_for(settings.effort, net.target.device)
@@ -95,9 +94,13 @@ def summarize(
             total_us=choice.selection.total_us,
             bound_us=choice.selection.bound_us,
             greedy_us=choice.strategies.get("greedy", 0.0),
-            strategies=tuple(Strategy(name, total) for name, total in sorted(choice.strategies.items(), key=_by_total)),
+            strategies=tuple(
+                Strategy(name, total, name in choice.predicted)
+                for name, total in sorted(choice.strategies.items(), key=_by_total)
+            ),
+            predicted=plan.predicted,
         ),
-        layers=tuple(_layer(step, net, found, ceilings, settings) for step in _steps(plan, choice)),
+        layers=tuple(_layer(step, facts, ceilings, settings) for step in plan.steps or plan.rejected_steps),
         peaks=_peaks(ceilings),
         notes=plan.notes,
         versions={"convoy": __version__, "protocol": protocol.id, **dict(net.target.versions)},
@@ -117,56 +120,45 @@ def _timing(timed: Latency) -> Timing:
     return Timing(timed.name, timed.median_ms, timed.spread_ms)
 
 
-def _steps(plan: Plan, choice: Choice) -> tuple[Step, ...]:
-    """The plan's steps; if the plan is the baseline, the steps that were selected, for the report."""
-    from convoy.schedule import serial_steps
-
-    return plan.steps or serial_steps(choice.problem, choice.selection)
-
-
 def _peaks(ceilings: Peaks | None) -> dict[str, float]:
     if ceilings is None:
         return {}
     return {"bytes_per_s": ceilings.bytes_per_s, **{f"flops_{dtype}": rate for dtype, rate in ceilings.flops.items()}}
 
 
-def _layer(step: Step, net: Net, found: SearchResult, ceilings: Peaks | None, settings: Settings) -> LayerSummary:
-    name = "+".join(step.nodes) if step.nodes else f"{step.args[0]} to {step.layout}"
-    if step.kind == "convert":
-        problems: Mapping[str, Problem] = {p.key: p for p in net.copies.values() if p.key == step.problem}
-    else:
-        problems = {p.key: p for p in net.regions_by_nodes[step.pattern, step.nodes].problems}
-    problem = problems[step.problem]
-    share = net.zeros.get(step.args[0]) if isinstance(problem, ConvProblem) else None
-    every = [(p.layout, row) for key, p in problems.items() for row in found.rows.get(key, ())]
-    rows = [(layout, row) for layout, row in every if rows_at([row], share)]
+def _layer(step: Step, facts: StepFacts, ceilings: Peaks | None, settings: Settings) -> LayerSummary:
+    problems = facts.problems(step)
+    problem, share = problems[step.problem], facts.shares(step)
+    every = [row for key in problems for row in facts.found.rows.get(key, ())]
     refused = [
-        CandidateRow(engine, "", p.layout, "unsupported", 0.0, 0.0, 0, 0.0, reason)
-        for key, p in problems.items()
-        for engine, reason in found.refusals.get(key, {}).items()
+        CandidateRow(engine, "", layout, "unsupported", 0.0, 0.0, 0, 0.0, reason)
+        for engine, layout, reason in facts.refusals(step)
     ]
-    inside = _layers_inside(step, net, problem)
+    inside = _layers_inside(step, facts.net, problem)
     dtype = inside[0].y_spec.dtype if inside else "fp32"
     flops = sum(layer.flops for layer in inside)
+    baseline_us, baseline_predicted = facts.baseline(step)
     return LayerSummary(
-        name=name,
+        name=step_name(step),
         problem=step.problem,
         engine=step.config.engine,
         knobs=str(step.config.knobs),
         layout=step.layout,
         median_us=step.median_us,
-        baseline_us=_baseline_us(step, net, found),
+        baseline_us=baseline_us,
         workspace_bytes=step.workspace_bytes,
         floor_us=None if ceilings is None else floor_us(problem, ceilings, dtype, flops),
         flops=flops,
         bytes_min=problem.bytes_min,
-        candidates=(*(_candidate(layout, row) for layout, row in sorted(rows, key=_by_time)), *refused),
+        candidates=(*(_candidate(layout, row) for layout, row in facts.rows(step)), *refused),
         zeros=share.zeros if share else None,
         dead_channels=share.dead_channels if share else None,
         dead_tiles=share.dead_tiles if share else None,
         dead_blocks=share.dead_blocks if share else None,
-        curve=_curve(row for _, row in every),
+        curve=_curve(every),
         algorithm=_algorithm(step, problem, settings.engines),
+        predicted=step.predicted,
+        baseline_predicted=baseline_predicted,
     )
 
 
@@ -196,10 +188,6 @@ def _curve(rows: Iterable[Measurement]) -> tuple[CurvePoint, ...]:
     return tuple(CurvePoint(engine, share, time, kind) for (engine, kind, share), time in sorted(best.items()))
 
 
-def _by_time(item: tuple[str, Measurement]) -> tuple[bool, float]:
-    return not item[1].ok, item[1].median_us
-
-
 def _candidate(layout: str, row: Measurement) -> CandidateRow:
     return CandidateRow(
         engine=row.config.engine,
@@ -211,18 +199,8 @@ def _candidate(layout: str, row: Measurement) -> CandidateRow:
         workspace_bytes=row.workspace_bytes,
         error=row.error,
         reason=row.reason,
+        predicted=row.predicted,
     )
-
-
-def _baseline_us(step: Step, net: Net, found: SearchResult) -> float:
-    """PyTorch's time for the same nodes one by one, in the caller's memory format; 0 for a copy to another layout."""
-    total = 0.0
-    for node in step.nodes:
-        patterns = [net.regions_by_nodes.get((pattern, (node,))) for pattern in SINGLE_NODE_PATTERNS]
-        region = next(region for region in patterns if region is not None)
-        rows = found.rows.get(region.problems[0].key, ())
-        total += min((row.median_us for row in rows if row.ok and row.config.engine == BASELINE), default=0.0)
-    return total
 
 
 def summarize_layers(
@@ -276,6 +254,7 @@ def summarize_layers(
             solver=plan.solver,
             total_us=plan.total_us,
             bound_us=plan.bound_us,
+            predicted=plan.predicted,
             greedy_us=sum(s.selection.greedy_us for s in parts.values()),
             strategies=(),
         ),

@@ -98,7 +98,7 @@ class _Job:
         choice = select(net, found, settings)
         seen = [line for line in (self.check.wrong, self.check.note) if line]
         notes = [*seen, *prediction_notes(found), *ceiling_notes(self.ceilings), *database.warnings]
-        planned = make_plan(net, choice, settings, notes)
+        planned = make_plan(net, choice, settings, notes, found)
         tuned_s = clock.seconds
         watch("checking the whole net", 0, 0)
         plan, program, outcome = build_and_check(
@@ -123,7 +123,7 @@ class _Job:
             plan = dataclasses.replace(plan, notes=(*plan.notes, note))
             program = program.with_plan(plan)
         if falls_back:
-            plan = dataclasses.replace(plan, baseline=True, steps=())
+            plan = plan.as_baseline()
             program = Program(plan, net.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
         inputs = net.captured.flatten_inputs(self.isolated.args, self.isolated.kwargs)

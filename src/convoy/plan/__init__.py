@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from convoy.plan.describe import compare, explain
 from convoy.plan.file import from_dict, load, save, to_dict
-from convoy.plan.plan import PLAN_VERSION, Plan, Step
+from convoy.plan.plan import PLAN_VERSION, Plan, Step, StepCandidate
 
-__all__ = ["PLAN_VERSION", "Plan", "Step", "compare", "explain", "from_dict", "load", "save", "to_dict"]
+__all__ = [
+    "PLAN_VERSION",
+    "Plan",
+    "Step",
+    "StepCandidate",
+    "compare",
+    "explain",
+    "from_dict",
+    "load",
+    "save",
+    "to_dict",
+]

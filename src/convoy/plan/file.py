@@ -6,27 +6,29 @@ import dataclasses
 import json
 import re
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
 from convoy.errors import InputError, PlanError
-from convoy.plan.plan import PLAN_VERSION, Plan, Step
+from convoy.plan.plan import PLAN_VERSION, Plan, Step, StepCandidate
+from convoy.plan.plan_fields import RETUNE, PlanFields
 from convoy.problem import ANY_LAYOUT, LAYOUTS, EngineConfig, Knobs, TensorSpec
 from convoy.untrusted import read_json, storable
 
 MAX_BYTES: Final = 16 << 20
 """A plan of a training step with 1000 launches has 1 MiB."""
 MAX_STEPS: Final = 20_000
-MAX_ITEMS: Final = 100_000
-"""Most items of any other list: a training step has as many inputs as parameters."""
 MAX_TEXT: Final = 4000
 MAX_NAME: Final = 400
+MAX_CANDIDATES: Final = 1000
+"""Most candidates of a step: each engine has one for each memory format, and one reason."""
+MAX_REASON: Final = 200
+"""Characters of a candidate's reason; the report has the whole text."""
 
 _NAME = re.compile(r"\w[\w.]*(@[a-z]+)?", re.ASCII)
 _ENGINE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
+_LAYOUT = re.compile("|".join((*LAYOUTS, ANY_LAYOUT)))
 _PROBLEM = re.compile(r"[a-z]+:[\w:.+,=\[\]-]+", re.ASCII)
-_RETUNE = "Tune the model anew: `convoy optimize`."
 
 
 def save(plan: Plan, path: str | Path) -> None:
@@ -72,6 +74,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
     """A plan as JSON types, with texts that `from_dict` accepts: a model's path may not be valid UTF-8."""
     data = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     data["steps"] = [_step_to_dict(step) for step in plan.steps]
+    data["rejected_steps"] = [_step_to_dict(step) for step in plan.rejected_steps]
     data["inputs"], data["notes"] = list(plan.inputs), [storable(note, MAX_TEXT) for note in plan.notes]
     data["model"] = storable(plan.model, MAX_TEXT)
     return {"version": data.pop("version"), **data}
@@ -83,16 +86,17 @@ def _step_to_dict(step: Step) -> dict[str, Any]:
     data |= {"engine": step.config.engine, "engine_version": step.config.version, "knobs": str(step.config.knobs)}
     for name in ("nodes", "args", "results", "waits"):
         data[name] = list(data[name])
+    data["candidates"] = [dataclasses.asdict(one) for one in step.candidates]
     return data
 
 
 def from_dict(data: object) -> Plan:
     """Inverse of `to_dict`; raises PlanError naming the field."""
-    fields = _Fields("plan", data)
+    fields = PlanFields("plan", data)
     version = fields.integer("version")
     if version != PLAN_VERSION:
         raise PlanError(
-            "plan.version", version, str(PLAN_VERSION), "It was written by another version of Convoy. " + _RETUNE
+            "plan.version", version, str(PLAN_VERSION), "It was written by another version of Convoy. " + RETUNE
         )
     plan = Plan(
         version=version,
@@ -101,7 +105,7 @@ def from_dict(data: object) -> Plan:
         inputs=tuple(fields.texts("inputs", _spec)),
         target=fields.plain("target"),
         numerics=fields.text("numerics", 20, re.compile("strict|as_torch|half")),
-        steps=tuple(_step(f"plan.steps[{i}]", item, i) for i, item in enumerate(fields.items("steps", MAX_STEPS))),
+        steps=_steps(fields, "steps"),
         solver=fields.text("solver", MAX_NAME),
         total_us=fields.number("total_us"),
         bound_us=fields.number("bound_us"),
@@ -110,9 +114,15 @@ def from_dict(data: object) -> Plan:
         baseline=fields.boolean("baseline"),
         notes=tuple(fields.texts("notes", lambda text: len(text) <= MAX_TEXT)),
         border=_border(fields.plain("border")),
+        predicted=fields.has("predicted") and fields.boolean("predicted"),
+        rejected_steps=_steps(fields, "rejected_steps") if fields.has("rejected_steps") else (),
     )
     fields.finish()
     return plan
+
+
+def _steps(fields: PlanFields, name: str) -> tuple[Step, ...]:
+    return tuple(_step(f"plan.{name}[{i}]", item, i) for i, item in enumerate(fields.items(name, MAX_STEPS)))
 
 
 def _border(found: dict[str, object]) -> dict[str, str]:
@@ -123,7 +133,7 @@ def _border(found: dict[str, object]) -> dict[str, str]:
 
 
 def _step(where: str, data: object, index: int) -> Step:
-    fields = _Fields(where, data)
+    fields = PlanFields(where, data)
     engine = fields.text("engine", 100, _ENGINE)
     engine_version = fields.integer("engine_version")
     text = fields.text("knobs", 500)
@@ -141,21 +151,45 @@ def _step(where: str, data: object, index: int) -> Step:
         results=tuple(fields.texts("results", _is_name)),
         problem=fields.text("problem", MAX_NAME, _PROBLEM),
         config=EngineConfig(engine, engine_version, knobs),
-        layout=fields.text("layout", 10, re.compile("|".join((*LAYOUTS, ANY_LAYOUT)))),
+        layout=fields.text("layout", 10, _LAYOUT),
         median_us=fields.number("median_us"),
         workspace_bytes=fields.integer("workspace_bytes"),
         stream=fields.integer("stream"),
         waits=tuple(fields.integers("waits")),
+        predicted=fields.has("predicted") and fields.boolean("predicted"),
+        baseline_us=fields.number("baseline_us") if fields.has("baseline_us") else 0.0,
+        baseline_predicted=fields.has("baseline_predicted") and fields.boolean("baseline_predicted"),
+        candidates=_candidates(where, fields) if fields.has("candidates") else (),
     )
     fields.finish()
     lengths = len(step.nodes), len(step.args), len(step.results)
     if lengths != (0, 1, 1) if step.kind == "convert" else not step.nodes:
         raise PlanError(
-            where, step.kind, "one value copied by a step of kind convert, nodes in one of kind region", _RETUNE
+            where, step.kind, "one value copied by a step of kind convert, nodes in one of kind region", RETUNE
         )
     if any(wait >= index for wait in step.waits):
         raise PlanError(f"{where}.waits", step.waits, "indices of earlier steps")
     return step
+
+
+def _candidates(where: str, fields: PlanFields) -> tuple[StepCandidate, ...]:
+    items = fields.items("candidates", MAX_CANDIDATES)
+    return tuple(_candidate(f"{where}.candidates[{i}]", item) for i, item in enumerate(items))
+
+
+def _candidate(where: str, data: object) -> StepCandidate:
+    fields = PlanFields(where, data)
+    found = StepCandidate(
+        engine=fields.text("engine", 100, _ENGINE),
+        knobs=fields.text("knobs", 500),
+        layout=fields.text("layout", 10, _LAYOUT),
+        status=fields.text("status", 20, re.compile("[a-z_]+")),
+        median_us=fields.number("median_us"),
+        predicted=fields.boolean("predicted"),
+        reason=fields.text("reason", MAX_REASON),
+    )
+    fields.finish()
+    return found
 
 
 def _is_name(text: str) -> bool:
@@ -169,83 +203,3 @@ def _spec(text: str) -> bool:
         return str(TensorSpec.parse(text)) == text
     except InputError:
         return False
-
-
-class _Fields:
-    """Takes fields out of a JSON object, each checked; unknown fields are refused."""
-
-    def __init__(self, where: str, data: object) -> None:
-        if not isinstance(data, dict):
-            raise PlanError(where, data, "a JSON object", _RETUNE)
-        self._where = where
-        self._left = dict(cast("dict[str, Any]", data))
-
-    def _take(self, name: str, right: Callable[[Any], bool], expected: str) -> Any:
-        if name not in self._left:
-            raise PlanError(f"{self._where}.{name}", None, expected, _RETUNE)
-        value = self._left.pop(name)
-        if not right(value):
-            raise PlanError(f"{self._where}.{name}", value, expected, _RETUNE)
-        return value
-
-    def text(self, name: str, longest: int, pattern: re.Pattern[str] | None = None) -> str:
-        """A text of at most `longest` characters that matches."""
-
-        def right(value: Any) -> bool:
-            return isinstance(value, str) and len(value) <= longest and (not pattern or bool(pattern.fullmatch(value)))
-
-        return self._take(name, right, f"a text{f' that matches {pattern.pattern}' if pattern else ''}")
-
-    def integer(self, name: str) -> int:
-        """An integer from 0 to 2^53."""
-        return self._take(name, _is_count, "an integer of at least 0")
-
-    def number(self, name: str) -> float:
-        """A finite number of at least 0."""
-        value = self._take(
-            name,
-            lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v < 1e15,
-            "a number of at least 0",
-        )
-        return float(value)
-
-    def boolean(self, name: str) -> bool:
-        """True or false."""
-        return self._take(name, lambda v: isinstance(v, bool), "true or false")
-
-    def items(self, name: str, most: int = MAX_ITEMS) -> list[Any]:
-        """A list of at most `most` items."""
-
-        def right(value: Any) -> bool:
-            return isinstance(value, list) and len(cast("list[Any]", value)) <= most
-
-        return self._take(name, right, f"a list of at most {most} items")
-
-    def texts(self, name: str, right: Callable[[str], bool]) -> list[str]:
-        """A list of texts, each of them valid."""
-        found = self.items(name)
-        for item in found:
-            if not isinstance(item, str) or not right(item):
-                raise PlanError(f"{self._where}.{name}", item, "well-formed names or texts", _RETUNE)
-        return found
-
-    def integers(self, name: str) -> list[int]:
-        """A list of integers of at least 0."""
-        found = self.items(name)
-        for item in found:
-            if not _is_count(item):
-                raise PlanError(f"{self._where}.{name}", item, "integers of at least 0", _RETUNE)
-        return found
-
-    def plain(self, name: str) -> dict[str, Any]:
-        """A JSON object."""
-        return self._take(name, lambda v: isinstance(v, dict), "a JSON object")
-
-    def finish(self) -> None:
-        """Refuse unknown fields."""
-        for name in self._left:
-            raise PlanError(f"{self._where}.{name}", name, "no such field", _RETUNE)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**53

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from html import escape
 
+from convoy.plan.describe import time_text
 from convoy.report.summary import Summary
 
 WIDTH = 880
@@ -24,12 +25,18 @@ def times_chart(summary: Summary) -> str:
     for index, layer in enumerate(layers):
         top = 24 + index * 2 * ROW
         parts.append(_text(LABEL - 8, top + ROW - 2, layer.name[:42], anchor="end"))
-        for offset, (kind, value) in enumerate((("before", layer.baseline_us), ("after", layer.median_us))):
+        bars = (
+            ("before", layer.baseline_us, layer.baseline_predicted),
+            ("after", layer.median_us, layer.predicted),
+        )
+        for offset, (kind, value, predicted) in enumerate(bars):
             width = (WIDTH - LABEL - 90) * value / most
             y = top + offset * (ROW - 7)
             parts.append(f'<rect class="{kind}" x="{LABEL}" y="{y}" width="{width:.1f}" height="{ROW - 9}" rx="2"/>')
             if value:
-                parts.append(_text(LABEL + width + 6, y + 10, f"{value:.1f} us", kind="small"))
+                parts.append(
+                    _text(LABEL + width + 6, y + 10, time_text(value, predicted=predicted) + " us", kind="small")
+                )
     parts.append(_text(LABEL, 14, "PyTorch above, Convoy below", kind="small"))
     return "".join([*parts, "</svg>"])
 

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from convoy.plan.describe import shapes
+from convoy.plan.describe import shapes, sum_text, time_text, total_text
 from convoy.report.break_even import break_even_chart
 from convoy.report.charts import times_chart
 from convoy.report.roofline import roofline
 from convoy.report.summary import Summary
-from convoy.report.tables import headlines, runner_up, speedup
+from convoy.report.tables import candidate_text, headlines, runner_up, speedup, table_notes
 from convoy.report.timeline import timeline_chart
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -35,6 +35,11 @@ def render(summary: Summary) -> str:
         "headlines": headlines(summary),
         "speedup": speedup,
         "runner_up": runner_up,
+        "candidate_text": candidate_text,
+        "time_text": time_text,
+        "total_text": total_text,
+        "sum_text": sum_text,
+        "table_notes": table_notes(summary),
         "times": times_chart(summary),
         "roofline": roofline([asdict(layer) for layer in summary.layers], summary.peaks, summary.dtype),
         "break_even": break_even_chart(summary),

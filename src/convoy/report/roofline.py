@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from convoy.plan.describe import PREDICTED, time_text
 from convoy.report.charts import WIDTH
 
 HEIGHT = 420
@@ -39,7 +40,7 @@ def roofline(layers: Sequence[Mapping[str, Any]], peaks: Mapping[str, float], dt
     """A point for each layer under the device's measured ceilings; empty where nothing can be drawn.
 
     Args:
-        layers: with `name`, `engine`, `median_us`, `flops`, `bytes_min`.
+        layers: with `name`, `engine`, `median_us`, `flops`, `bytes_min`, and `predicted` if the time may be.
         peaks: `bytes_per_s`, and FLOP/s as `flops_DTYPE`.
         dtype: whose ceiling is drawn.
     """
@@ -54,7 +55,7 @@ def roofline(layers: Sequence[Mapping[str, Any]], peaks: Mapping[str, float], dt
     x = Axis(0.1, 10 ** math.ceil(math.log10(widest)), 70, WIDTH - 20)
     fastest = max(rate, *(point[2] for point in points))
     y = Axis(min(rate / 1e4, *(point[2] for point in points)) / 2, fastest * 3, 370, 20)
-    title = "Roofline: speed of each layer under the device's ceilings"
+    title = "Roofline: speed of each layer, and what a direct, dense algorithm can reach on this device"
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}"><title>{title}</title>']
     for tick in x.ticks():
         at = x.at(tick)
@@ -68,14 +69,16 @@ def roofline(layers: Sequence[Mapping[str, Any]], peaks: Mapping[str, float], dt
     path = " ".join(f"{x.at(i):.1f},{y.at(speed):.1f}" for i, speed in corners)
     parts.append(f'<polyline class="roof" points="{path}"/>')
     for layer, intensity, speed in points:
-        said = f"{layer['name']}: {layer['engine']}, {layer['median_us']:.1f} us, {speed / 1e9:.1f} GFLOP/s"
+        predicted = bool(layer.get("predicted"))
+        time, mark = time_text(layer["median_us"], predicted=predicted), PREDICTED if predicted else ""
+        said = f"{layer['name']}: {layer['engine']}, {time} us, {mark}{speed / 1e9:.1f} GFLOP/s"
         parts.append(
             f'<circle class="point" cx="{x.at(intensity):.1f}" cy="{y.at(speed):.1f}" r="5">'
             f"<title>{escape(said)}</title></circle>"
         )
     parts.append(f'<text class="small" x="{WIDTH / 2}" y="412" text-anchor="middle">operations a byte</text>')
     parts.append(
-        '<text class="small" x="74" y="14">operations a second; the line is the measured limit of this device</text>'
+        '<text class="small" x="74" y="14">operations a second; the line is the limit of direct, dense algorithms</text>'
     )
     return "".join([*parts, "</svg>"])
 

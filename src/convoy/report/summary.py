@@ -42,21 +42,23 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Predicted time of the whole net under one strategy."""
+    """Sum of the steps' times under one strategy; `predicted`: whether one of them was not measured."""
 
     strategy: str
     total_us: float
+    predicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionSummary:
-    """The solver's choice, and the results of other strategies."""
+    """The solver's choice, and the results of other strategies; `predicted`: whether a step's time was not measured."""
 
     solver: str
     total_us: float
     bound_us: float
     greedy_us: float
     strategies: tuple[Strategy, ...]
+    predicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class ScheduleSummary:
 
 @dataclass(frozen=True, slots=True)
 class CandidateRow:
-    """One candidate of one layer; times are 0 unless its status is `ok`."""
+    """One candidate of one layer; times are 0 unless its status is `ok`. `predicted`: its time was not measured."""
 
     engine: str
     knobs: str
@@ -81,6 +83,7 @@ class CandidateRow:
     workspace_bytes: int
     error: float
     reason: str
+    predicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +98,13 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class LayerSummary:
-    """One step of the plan: the chosen candidate, the alternatives, and the time relative to the roofline bound.
+    """One step of the plan: the chosen candidate, the alternatives, and the time of a direct, dense algorithm at peak rates.
 
-    `floor_us` is None where the device's ceilings are not known. `zeros` is the share of zeros in a convolution's input, on the
-    inputs that were tuned with; None where it was not counted. So are `dead_channels`, `dead_tiles` and `dead_blocks`, of what is
-    zero as a whole. `candidates` are those for these shares; `curve` is the time over the share, where an engine skips zeros.
-    `algorithm` is the engine's algorithm.
+    `predicted` and `baseline_predicted` say that `median_us` and (a part of) `baseline_us` were not measured. `floor_us` is None
+    where the device's peak rates are not known; Winograd, FFT and skipped zeros may take less. `zeros` is the share of zeros
+    in a convolution's input, on the inputs that were tuned with; None where it was not counted. So are `dead_channels`,
+    `dead_tiles` and `dead_blocks`, of what is zero as a whole. `candidates` are those for these shares; `curve` is the time
+    over the share, where an engine skips zeros. `algorithm` is the engine's algorithm.
     """
 
     name: str
@@ -121,6 +125,8 @@ class LayerSummary:
     dead_blocks: float | None = None
     curve: tuple[CurvePoint, ...] = ()
     algorithm: str = ""
+    predicted: bool = False
+    baseline_predicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

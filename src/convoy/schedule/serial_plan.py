@@ -50,6 +50,7 @@ def _compute(problem: SelectionProblem, candidate: Candidate, args: tuple[str, .
         layout=candidate.layout,
         median_us=candidate.median_us,
         workspace_bytes=candidate.workspace_bytes,
+        predicted=candidate.predicted and candidate.median_us > 0,  # 0: it writes in place
     )
 
 
@@ -65,4 +66,5 @@ def _copy(problem: SelectionProblem, conversion: Conversion) -> Step:
         config=copy.config,
         layout=conversion.layout,
         median_us=conversion.median_us,
+        predicted=conversion.predicted,
     )

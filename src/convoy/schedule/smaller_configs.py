@@ -49,7 +49,13 @@ def _another(step: Step, offered: Mapping[tuple[str, str, str], Sequence[Candida
     if place >= len(near):
         return step
     one = near[place]
-    return replace(step, config=one.config, median_us=one.median_us, workspace_bytes=one.workspace_bytes)
+    return replace(
+        step,
+        config=one.config,
+        median_us=one.median_us,
+        workspace_bytes=one.workspace_bytes,
+        predicted=one.predicted,
+    )
 
 
 def use_smaller_configs(

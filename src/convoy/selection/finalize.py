@@ -53,9 +53,7 @@ def finalize_selection(
         raise SelectionError("the chosen regions depend on each other in a cycle")
     live = live_values(problem, launched)
     copied = sorted((f for f in live if f.source), key=lambda f: f.first)
-    conversions = [
-        Conversion(f.value, f.source, f.layout, problem.convert_us[f.value, f.source, f.layout]) for f in copied
-    ]
+    conversions = [_conversion(problem, f.value, f.source, f.layout) for f in copied]
     total = math.fsum([*(c.median_us for c in launched), *(c.median_us for c in conversions)])
     return Selection(
         solver=solver,
@@ -65,6 +63,12 @@ def finalize_selection(
         bound_us=min(bound_us, total),
         peak_bytes=max(memory_profile(problem, launched, live)),
     )
+
+
+def _conversion(problem: SelectionProblem, value: str, source: str, layout: str) -> Conversion:
+    copy = problem.copies.get((value, source, layout))
+    predicted = copy is not None and copy.predicted
+    return Conversion(value, source, layout, problem.convert_us[value, source, layout], predicted)
 
 
 def live_values(problem: SelectionProblem, launched: Sequence[Candidate]) -> list[LiveValue]:

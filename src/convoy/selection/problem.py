@@ -61,10 +61,11 @@ class RegionNodes:
 
 @dataclass(frozen=True, slots=True)
 class LayoutCopy:
-    """How a value is copied into another memory format: the problem's key and the config."""
+    """How a value is copied into another memory format: the problem's key, the config, and whether its time is predicted."""
 
     problem: str
     config: EngineConfig
+    predicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +120,14 @@ class Conversion:
         source: memory format in which the value was made.
         layout: memory format of the copy.
         median_us: time of the copy, microseconds.
+        predicted: whether the time comes from a model instead of a measurement.
     """
 
     value: str
     source: str
     layout: str
     median_us: float
+    predicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,11 @@ class Selection:
     total_us: float
     bound_us: float
     peak_bytes: int = 0
+
+    @property
+    def predicted(self) -> bool:
+        """Whether a time in `total_us` comes from a model instead of a measurement."""
+        return any(one.predicted and one.median_us for one in (*self.chosen, *self.conversions))
 
     @property
     def gap(self) -> float:

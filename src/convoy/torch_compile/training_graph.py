@@ -153,7 +153,7 @@ class TracedGraph:
     ) -> _Built:
         """Select, build, and check against what PyTorch's own run was held to."""
         choice = select(net, found, self._settings)
-        plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *database.warnings])
+        plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *database.warnings], found)
         plan, program = build_fastest(plan, net, self._settings, choice.problem)
         assert program.runnable is not None
         ways: dict[str, Runnable] = {"convoy": eager_of(program.runnable)}

@@ -167,7 +167,7 @@ class TrainingJob:
         """Select, build, check."""
         choice = select(self.net, found, self.settings)
         notes = [*prediction_notes(found), *ceiling_notes(ceilings), *database.warnings]
-        planned = make_plan(self.net, choice, self.settings, notes)
+        planned = make_plan(self.net, choice, self.settings, notes, found)
         tuned_s = clock.seconds
         watch("checking the whole step", 0, 0)
         net, settings = self.net, self.settings
@@ -205,7 +205,7 @@ class TrainingJob:
         falls_back, reason = end_to_end.falls_back(slow, built.wrong, graph, device, self.settings, stock_wrong)
         plan = dataclasses.replace(plan, notes=(*plan.notes, reason) if reason else plan.notes)
         if falls_back:
-            plan = dataclasses.replace(plan, baseline=True, steps=())
+            plan = plan.as_baseline()
             program = Program(plan, self.capture.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
         program, timeline = with_timeline(program.with_plan(plan), self.inputs())

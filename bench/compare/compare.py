@@ -29,13 +29,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.shared.record import Recorder, origin
 
-PROVIDERS = {"torch": "torch.eager", "inductor": "inductor.default"}
-"""Names that bench/pages/draw_figures.py has for peers, where ours say less."""
+INDUCTOR = ("reduce-overhead", "conv_1x1_as_mm", "coordinate descent", "max-autotune")
+"""Words of the settings that name Inductor's options; others are its defaults."""
 
 ALL = "all"
 """The provider in whose name the whole comparison's time is recorded, metric `comparison_s`."""
 
-METRICS = ("latency_ms", "images_per_s", "peak_memory_bytes", "startup_s", "compile_s", "energy_j")
+METRICS = (
+    "latency_ms",
+    "latency_p99_ms",
+    "call_ms",
+    "replay_ms",
+    "images_per_s",
+    "peak_memory_bytes",
+    "startup_s",
+    "compile_s",
+    "energy_j",
+)
 
 
 def provider(row: Row) -> str:
@@ -43,9 +53,10 @@ def provider(row: Row) -> str:
     layout = ".nhwc" if "channels_last" in row.setting else ""
     if row.provider == "torch":
         return ("torch.graph" if "CUDA graph" in row.setting else "torch.eager") + layout
-    if row.provider == "inductor" and "reduce-overhead" in row.setting:
-        return "inductor.reduce-overhead"
-    return PROVIDERS.get(row.provider, row.provider)
+    if row.provider == "inductor":
+        options = next((name for name in INDUCTOR if name in row.setting), "default")
+        return f"inductor.{options.replace(' ', '-')}"
+    return row.provider
 
 
 def subject(net: str, mode: str) -> str:

@@ -62,7 +62,7 @@ def jax_figures(net: str, batch: int, dtype: str, seconds: float, device: str = 
         try:
             ready = child.wait_for("ready")
             rounds = rounds_for(ready["call_s"], limits.rounds)
-            samples = child.ask({"do": "sample", "rounds": rounds}, "samples")["flow_ms"]
+            samples = child.ask({"do": "sample", "rounds": rounds}, "samples")["call_ms"]
             finished = child.ask({"do": "finish", "kinds": False}, "finished")
         finally:
             children.end(child)

@@ -28,6 +28,9 @@ Say = Callable[[dict[str, Any]], None]
 LEAST_SAMPLE_S: Final = 0.02
 """A sample repeats a call until it has lasted this long (as the end-to-end check of `convoy optimize`)."""
 
+MOST_SINGLES: Final = 200
+"""Calls of a round whose latencies are sent one by one: 15 rounds of them are enough for a 99th percentile."""
+
 SETTLED_S: Final = 0.1
 """Calls that take less are preceded, in each round on a CPU, by one that is not timed: till then caches are another's."""
 
@@ -219,19 +222,26 @@ class FrameworkSession:
         return {"finished": self.finish(message)}
 
     def samples(self, rounds: int) -> dict[str, list[float]]:
-        """Milliseconds of a call that is waited for, and of one among calls that are not."""
+        """Milliseconds by metric, a value a round, and of every call.
+
+        `latency_ms`: a call that is waited for, the mean of a round. `call_ms`: a call among calls that follow each other.
+        `replay_ms`: the same of the captured graph alone, where there is one. `single_ms`: each call that was waited for.
+        """
         built = self.built
         assert built is not None
         calls = max(1, round(LEAST_SAMPLE_S / max(_timed(built, 1), 1e-7)))
-        latencies: list[float] = []
-        flowing: list[float] = []
+        found: dict[str, list[float]] = {"latency_ms": [], "call_ms": [], "single_ms": []}
+        latencies = found["latency_ms"]
         for _ in range(rounds):
             if self.case.device == "cpu" and (not latencies or latencies[-1] * calls < SETTLED_S * 1e3):
                 _timed(built, 1)
-            elapsed = sum(_timed(built, 1) for _ in range(calls))
-            latencies.append(elapsed / calls * 1e3)
-            flowing.append(_timed(built, calls) / calls * 1e3 if built.wait is not None else latencies[-1])
-        return {"latency_ms": latencies, "flow_ms": flowing}
+            singles = [_timed(built, 1) * 1e3 for _ in range(calls)]
+            latencies.append(sum(singles) / calls)
+            found["single_ms"] += singles[:MOST_SINGLES]
+            found["call_ms"].append(_timed(built, calls) / calls * 1e3 if built.wait is not None else latencies[-1])
+            if built.replay is not None:
+                found.setdefault("replay_ms", []).append(_timed(built, calls, built.replay) / calls * 1e3)
+        return found
 
     def finish(self, message: dict[str, Any]) -> dict[str, Any]:
         """Peak memory, time by layer kind, and energy of a call."""
@@ -262,11 +272,12 @@ class FrameworkSession:
         return (counter() - before) / done
 
 
-def _timed(built: BuiltModel, calls: int) -> float:
+def _timed(built: BuiltModel, calls: int, run: Callable[[], object] | None = None) -> float:
     """Seconds of some calls and one wait."""
+    run = run or built.run
     start = time.perf_counter()
     for _ in range(calls):
-        built.run()
+        run()
     if built.wait is not None:
         built.wait()
     return time.perf_counter() - start

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import quantiles
 from typing import Final
 
 from convoy.compare.layer_kinds import KINDS
@@ -44,10 +43,10 @@ def _fastest(ranked: Sequence[Row]) -> Card:
 
 
 FRAMEWORK_HEADS: Final = (
-    "framework", "latency ms", "+-", "20 %", "80 %", "95 %", "latency", "over best", "images/s", "memory MiB", "start s",
-    "compile s", "energy J", "error", "setting, or why not",
+    "framework", "latency ms", "+-", "20 %", "80 %", "99 %", "latency", "over best", "call ms", "replay ms", "images/s",
+    "memory MiB", "start s", "compile s", "energy J", "error", "setting, or why not",
 )  # fmt: skip
-FRAMEWORK_PAGE: Final = ("20 %", "80 %", "95 %", "latency", "setting, or why not")
+FRAMEWORK_PAGE: Final = ("20 %", "80 %", "99 %", "latency", "setting, or why not")
 """Columns of the page alone."""
 
 
@@ -57,11 +56,11 @@ def frameworks_table(rows: Sequence[Row]) -> Table:
     best = min((f.p50 for f in latencies), default=1.0)
     most = max((f.p80 for f in latencies), default=1.0)
     lines = [_framework(row, best, most) for row in rows]
-    # Without a counter of energy, or samples for the far end, a column is nothing but width.
+    # Without a captured graph, a counter of energy, or enough calls for a 99th percentile, a column is empty.
     empty = {
         at
         for at, head in enumerate(FRAMEWORK_HEADS)
-        if head in ("energy J", "95 %") and not any(own[at].text for own in lines)
+        if head in ("99 %", "call ms", "replay ms", "energy J") and not any(own[at].text for own in lines)
     }
     kept = [at for at in range(len(FRAMEWORK_HEADS)) if at not in empty]
     heads = tuple(FRAMEWORK_HEADS[at] for at in kept)
@@ -77,7 +76,7 @@ def frameworks_table(rows: Sequence[Row]) -> Table:
 def _framework(row: Row, best: float, most: float) -> tuple[Cell, ...]:
     latency = row.figure("latency_ms")
     if latency is None:
-        blank = (Cell(""),) * 12
+        blank = (Cell(""),) * (len(FRAMEWORK_HEADS) - 3)
         return (Cell(row.provider), Cell(row.status, mark="bad"), *blank, Cell(row.reason, mark="soft"))
     colour = 1 if row.provider == "convoy" else 0
     said = f"{row.provider}: {latency.p50:.3f} ms, from {latency.p20:.3f} to {latency.p80:.3f}"
@@ -87,7 +86,7 @@ def _framework(row: Row, best: float, most: float) -> tuple[Cell, ...]:
         Cell(f"{latency.p50:.3f}", latency.p50, "good" if ratio == 1 else ""),
         Cell(f"{latency.spread:.3f}" + (" noisy" if row.noisy else ""), latency.spread, "bad" if row.noisy else "soft"),
         *percentiles(latency),
-        _far_end(row),
+        cell_of(row, "latency_p99_ms", ".3f"),
         Cell(
             "",
             latency.p50,
@@ -95,6 +94,8 @@ def _framework(row: Row, best: float, most: float) -> tuple[Cell, ...]:
             spread=(latency.p20 / most, latency.p80 / most),
         ),
         Cell(f"{ratio:.2f}x", ratio),
+        cell_of(row, "call_ms", ".3f"),
+        cell_of(row, "replay_ms", ".3f"),
         cell_of(row, "images_per_s", ".1f"),
         cell_of(row, "peak_memory_bytes", ".0f", 2.0**20),
         cell_of(row, "startup_s", ".1f"),
@@ -108,15 +109,6 @@ def _framework(row: Row, best: float, most: float) -> tuple[Cell, ...]:
 def percentiles(figure: Figure) -> tuple[Cell, ...]:
     """The 20th and the 80th percentile."""
     return tuple(Cell(f"{side:.3f}", side, "soft") for side in (figure.p20, figure.p80))
-
-
-def _far_end(row: Row) -> Cell:
-    """The 95th percentile of the latencies, where the row has its samples."""
-    samples: Sequence[float] = row.detail.get("samples", {}).get("latency_ms", ())
-    if len(samples) < 2:
-        return Cell("")
-    value = quantiles(samples, n=20, method="inclusive")[-1]
-    return Cell(f"{value:.3f}", value, "soft")
 
 
 def cell_of(row: Row, metric: str, form: str, scale: float = 1.0) -> Cell:

@@ -38,8 +38,9 @@ LATE_SHARE: Final = 0.8
 """A case is begun while there is time for this share of the longest one so far."""
 
 PROTOCOL: Final = (
-    f"each framework in its own process; outputs checked first; {ROUNDS} interleaved rounds (A B C A B C ...) of at least 20 ms; "
-    "median, 20th and 80th percentile over rounds; rounds that were slow for all are dropped; noisy ones are taken again"
+    f"each framework in its own process; outputs checked first; {ROUNDS} interleaved rounds of at least 20 ms, the order drawn "
+    "anew in each; median, 20th and 80th percentile over rounds; rounds that were slow for all are dropped; noisy ones are "
+    "taken again"
 )
 
 Observer = Callable[[str, int, int], None]

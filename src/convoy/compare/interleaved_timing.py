@@ -1,7 +1,8 @@
-"""Frameworks timed in turn: interleaved rounds of all that are ready (A B C A B C ...), noisy ones taken again."""
+"""Frameworks timed in turn: interleaved rounds of all that are ready, in an order drawn anew; noisy ones are taken again."""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -13,8 +14,11 @@ from convoy.measurement.statistics import disturbed_rounds
 REPEATS_S: Final = 60.0
 """When rounds have taken this long they are not taken again: on a machine that is busy all the time they would be no quieter."""
 
+ORDER_SEED: Final = 0
+"""Seed of the orders: the same frameworks take the same turns in each run."""
+
 Samples = dict[str, list[float]]
-"""Values by metric, one a round."""
+"""Values by metric: one a round, of `single_ms` one a call."""
 
 
 def take_rounds(
@@ -27,22 +31,26 @@ def take_rounds(
         rounds: how many.
         failed: told which fails and how; may take it out of `children`.
     """
-    found: dict[str, Samples] = {name: {} for name in children}
+    draw = random.Random(ORDER_SEED)
+    found: dict[str, list[Samples]] = {name: [] for name in children}
     for _ in range(rounds):
-        for name in list(found):
+        for name in draw.sample(list(found), len(found)):
             try:
-                samples = children[name].ask({"do": "sample", "rounds": 1}, "samples")
+                found[name].append(children[name].ask({"do": "sample", "rounds": 1}, "samples"))
             except ChildFailedError as error:
                 del found[name]
                 failed(name, error)
-                continue
-            for metric, values in samples.items():
-                found[name].setdefault(metric, []).extend(values)
-    dropped = disturbed_rounds({name: samples["latency_ms"] for name, samples in found.items()})
-    return {
-        name: {metric: [v for i, v in enumerate(values) if i not in dropped] for metric, values in samples.items()}
-        for name, samples in found.items()
-    }
+    dropped = disturbed_rounds({name: [one["latency_ms"][0] for one in own] for name, own in found.items()})
+    return {name: _joined([one for i, one in enumerate(own) if i not in dropped]) for name, own in found.items()}
+
+
+def _joined(rounds: list[Samples]) -> Samples:
+    """The values of several rounds, metric by metric."""
+    joined: Samples = {}
+    for one in rounds:
+        for metric, values in one.items():
+            joined.setdefault(metric, []).extend(values)
+    return joined
 
 
 def quietest(rounds: Callable[[], Mapping[str, Samples]]) -> dict[str, Samples]:

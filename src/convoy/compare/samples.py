@@ -17,6 +17,12 @@ ROUNDS_S: Final = 30.0
 NOISY: Final = 0.10
 """A relative spread above this is noise: interleaved timings of one program on a quiet machine are within 5 %."""
 
+PER_ROUND: Final = ("latency_ms", "call_ms", "replay_ms")
+"""Metrics with a value a round: a call that is waited for, a call among others, and the captured graph alone."""
+
+LEAST_SINGLES: Final = 100
+"""Calls below which there is no 99th percentile."""
+
 MOST_REPEATS: Final = 2
 """How often noisy rounds are taken again."""
 
@@ -55,12 +61,19 @@ def ready_row(
 
 
 def with_samples(row: Row, samples: Mapping[str, list[float]], *, in_turn: bool) -> Row:
-    """The row with latency and throughput from these samples; whether it was timed in turn with others stands in its detail."""
-    latency = figure("latency_ms", "ms", samples["latency_ms"])
-    flow = figure("flow_ms", "ms", samples["flow_ms"])
-    rates = [row.batch / ms * 1e3 for ms in (flow.p50, flow.p80, flow.p20)]
-    timed = (latency, Figure("images_per_s", "1/s", *rates))
-    kept = tuple(f for f in row.figures if f.metric not in ("latency_ms", "images_per_s"))
+    """The row with its times from these samples; whether it was timed in turn with others stands in its detail.
+
+    The times are `latency_ms` and its 99th percentile, `call_ms`, `replay_ms` where the framework has a captured graph, and
+    `images_per_s`, which follows from `call_ms`.
+    """
+    timed = [figure(metric, "ms", samples[metric]) for metric in PER_ROUND if metric in samples]
+    call = next(f for f in timed if f.metric == "call_ms")
+    rates = [row.batch / ms * 1e3 for ms in (call.p50, call.p80, call.p20)]
+    timed.append(Figure("images_per_s", "1/s", *rates))
+    if len(samples["single_ms"]) >= LEAST_SINGLES:
+        p99 = statistics.quantiles(samples["single_ms"], n=100, method="inclusive")[98]
+        timed.append(Figure.once("latency_p99_ms", "ms", p99))
+    kept = tuple(f for f in row.figures if f.metric not in (*PER_ROUND, "images_per_s", "latency_p99_ms"))
     timing = {"timed": "in turn" if in_turn else "alone", "rounds": len(samples["latency_ms"])}
     detail = {**settled(row.detail), **timing}
     return dataclasses.replace(row, figures=(*timed, *kept), noisy=relative_spread(samples) > NOISY, detail=detail)

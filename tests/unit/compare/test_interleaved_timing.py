@@ -23,7 +23,7 @@ class Child:
 
 
 def samples(*values: float) -> dict[str, list[float]]:
-    return {"latency_ms": list(values), "flow_ms": list(values)}
+    return {"latency_ms": list(values), "single_ms": [value for value in values for _ in range(3)]}
 
 
 def test_frameworks_take_turns_and_one_that_fails_is_asked_no_more() -> None:
@@ -31,9 +31,20 @@ def test_frameworks_take_turns_and_one_that_fails_is_asked_no_more() -> None:
     children: dict[str, Any] = {"a": Child("a", log, 1, 1, 1), "b": Child("b", log, 2), "c": Child("c", log, 3, 3, 3)}
     failures: list[tuple[str, str]] = []
     found = take_rounds(children, 3, lambda name, error: failures.append((children.pop(name).name, error.status)))
-    assert "".join(log) == "abcabcac"
+    assert sorted(log[:3]) == sorted(log[3:6]) == ["a", "b", "c"]
+    assert sorted(log[6:]) == ["a", "c"]
     assert failures == [("b", "crashed")]
     assert found == {"a": samples(1, 1, 1), "c": samples(3, 3, 3)}
+
+
+def test_the_order_is_drawn_anew_in_each_round() -> None:
+    log: list[str] = []
+    names = "abcdef"
+    take_rounds({name: Child(name, log, *[1.0] * 8) for name in names}, 8, lambda *_: None)  # type: ignore[misc]
+    rounds = ["".join(log[start : start + 6]) for start in range(0, 48, 6)]
+    assert all(sorted(one) == list(names) for one in rounds)
+    assert len(set(rounds)) > 4
+    assert len({one[0] for one in rounds}) > 2
 
 
 def test_a_round_that_was_slow_for_all_is_dropped() -> None:

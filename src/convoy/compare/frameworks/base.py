@@ -30,9 +30,11 @@ class BuiltModel:
     """A framework's net, ready to be run.
 
     Attributes:
-        run: one call (inference), or one step (training); may return before the device has done it.
+        run: one call (inference) as a user makes it, copies of inputs included, or one step (training); may return before the
+            device has done it.
         check: the outputs, called once and before anything else, so that training is checked from the weights as they were.
         wait: return when the device is done; None: `run` returns when it is done.
+        replay: the device's work of one call alone, as one captured CUDA graph; None: the framework offers none.
         peak_memory: most bytes of device memory that the framework had allocated, None where it does not tell: then there is no
             figure, for a process's own memory says nothing of a GPU's. Without such a function the process's own is what counts.
         restart_peak: count that anew, called when the ways that were not the fastest are gone.
@@ -45,6 +47,7 @@ class BuiltModel:
     run: Callable[[], object]
     check: Callable[[], Outputs]
     wait: Callable[[], object] | None = None
+    replay: Callable[[], object] | None = None
     peak_memory: Callable[[], int | None] | None = None
     restart_peak: Callable[[], object] | None = None
     kinds: Callable[[], dict[str, float]] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,8 +50,16 @@ def _infer(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
     net = load_net(case, material, layout)
     set_flags(case.device)
     if case.device == "cuda":
-        replay = stock_graph(net.model, (net.x,), {})
-        return built(replay, lambda: outputs_of(replay()), case)
+        read = (
+            net.x.clone()
+        )  # the graph reads this one; as with `make_graphed_callables`, a call copies its input there
+        replay = stock_graph(net.model, (read,), {})
+
+        def call() -> Any:
+            read.copy_(net.x)
+            return replay()
+
+        return built(call, lambda: outputs_of(call()), case, replay=replay)
 
     @torch.inference_mode()
     def run() -> Any:
@@ -62,11 +71,48 @@ def _infer(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
 def _train(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
     net = load_net(case, material, layout)
     set_flags(case.device)
+    if case.device == "cuda" and case.dtype != "fp16":  # a gradient scaler waits for the device in each step
+        return captured_training(net, case)
     step = FrameworkStep(net, case)
-    if case.device == "cuda" and step.scaler is None:
-        replay, check = captured(net, step)
-        return built(replay, check, case)
     return built(step, lambda: check_step(step, step.gradients), case)
+
+
+def captured_training(net: FrameworkNet, case: Case, forward: Callable[..., Any] | None = None) -> BuiltModel:
+    """A whole step, its optimizer included, as one CUDA graph; a call copies its batch to where the graph reads it.
+
+    Args:
+        net: model in training mode, input, labels.
+        case: the setting.
+        forward: called instead of the model (a compiled one), if given.
+    """
+    read = replace(net, x=net.x.clone(), labels=net.labels.clone())
+    step = FrameworkStep(read, case, forward)
+    replay, check = captured(read, step)
+
+    def call() -> torch.Tensor:
+        read.x.copy_(net.x)
+        read.labels.copy_(net.labels)
+        return replay()
+
+    return built(call, check, case, replay=replay)
+
+
+def captured_inference(net: FrameworkNet, case: Case, run: Callable[[torch.Tensor], Any]) -> BuiltModel:
+    """What a function launches for an input, as one CUDA graph; a call copies its input to where the graph reads it.
+
+    Args:
+        net: the model and its input.
+        case: the setting.
+        run: launches it, warmed up so that nothing is compiled while it is captured.
+    """
+    read = net.x.clone()
+    replay = captured_call(lambda: run(read))
+
+    def call() -> Any:
+        read.copy_(net.x)
+        return replay()
+
+    return built(call, lambda: outputs_of(call()), case, replay=replay)
 
 
 def captured_call(run: Callable[[], Any]) -> Callable[[], Any]:

@@ -142,15 +142,21 @@ def outputs_of(result: Any) -> Outputs:
 
 
 def set_flags(device: str) -> None:
-    """PyTorch's flags for speed on a GPU: cuDNN tries its algorithms, and fp32 is TF32 in matrix products too."""
+    """PyTorch's flags for speed on a GPU: cuDNN tries all of its plans, and fp32 is TF32 in matrix products too."""
     if device == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark_limit = 0  # all plans; PyTorch tries ten by default
 
 
 def built(
-    run: Callable[[], object], check: Callable[[], Outputs], case: Case, *, notes: tuple[str, ...] = ()
+    run: Callable[[], object],
+    check: Callable[[], Outputs],
+    case: Case,
+    *,
+    replay: Callable[[], object] | None = None,
+    notes: tuple[str, ...] = (),
 ) -> BuiltModel:
     """A `BuiltModel` with PyTorch's own way to wait, to count memory and to profile."""
     cuda = case.device == "cuda"
@@ -158,6 +164,7 @@ def built(
         run=run,
         check=check,
         wait=torch.cuda.synchronize if cuda else None,
+        replay=replay,
         peak_memory=peak_memory if cuda else None,
         restart_peak=restart_peak if cuda else None,
         kinds=lambda: profile(run, cuda=cuda),

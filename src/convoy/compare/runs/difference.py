@@ -12,6 +12,8 @@ from convoy.errors import InputError
 
 TIMES: Final = {
     "latency_ms": 1,
+    "call_ms": 1,
+    "replay_ms": 1,
     "step_ms": 1,
     "kernel_us": 1,
     "time_us": 1,

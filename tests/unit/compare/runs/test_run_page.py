@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from convoy.cli.commands import app
+from convoy.compare.runs.rows import Figure
 from convoy.compare.runs.run_page import sheet_of
 from convoy.compare.runs.runfile import Run, write
 from convoy.errors import InputError
@@ -35,15 +36,17 @@ def test_tables_of_the_page_have_percentiles_and_the_terminal_has_not() -> None:
     (table,) = sheet_of([compare_run()]).sections[1].tables
     at = table.heads.index("20 %")
     assert table.heads[at : at + 2] == ("20 %", "80 %")
-    assert "95 %" not in table.heads  # these rows have no samples
+    assert not {"99 %", "call ms", "replay ms"} & set(table.heads)  # these rows have no such figures
     assert [cell.text for cell in table.rows[0][at : at + 2]] == ["14.500", "15.500"]
     assert {at, at + 1} <= set(table.page_only)
     assert {len(row) for row in table.rows} == {len(table.heads)}
     run = compare_run()
-    samples = {"samples": {"latency_ms": [float(ms) for ms in range(21)]}}
-    run = replace(run, rows=(replace(run.rows[0], detail=samples), *run.rows[1:]))
+    more = (Figure.once("latency_p99_ms", "ms", 19.0), Figure.once("replay_ms", "ms", 7.0))
+    run = replace(run, rows=(replace(run.rows[0], figures=(*run.rows[0].figures, *more)), *run.rows[1:]))
     (table,) = sheet_of([run]).sections[1].tables
-    assert [row[table.heads.index("95 %")].text for row in table.rows] == ["", "", "19.000", "", ""]
+    assert [row[table.heads.index("99 %")].text for row in table.rows] == ["", "", "19.000", "", ""]
+    assert [row[table.heads.index("replay ms")].text for row in table.rows] == ["", "", "7.000", "", ""]
+    assert "call ms" not in table.heads
     for table in next(s for s in sheet_of([options_run()]).sections if s.title.startswith("Options")).tables:
         assert table.heads[3:5] == ("20 %", "80 %")
         assert {len(row) for row in table.rows} == {len(table.heads)}

@@ -9,8 +9,9 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.hopper import igemm_dgrad, igemm_dynamic_weight, igemm_swap_ab
-from convoy.engines.hopper.igemm_swap_ab_tile_config import SHARED_BYTES, iterations
+from convoy.engines.hopper.igemm_swap_ab_limits import SHARED_BYTES
 from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile as Form
+from convoy.engines.hopper.igemm_swap_ab_tile_config import iterations
 from convoy.engines.sparse_weights import block_sparse, sparse24
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.measurement.device.detect import detect_target

@@ -73,7 +73,7 @@ class DepthwiseRegistersTile:
     def of(knobs: Knobs) -> DepthwiseRegistersTile:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
         channels = knobs.integer("channels") if "channels" in knobs else CHANNELS
-        form = DepthwiseRegistersTile(*(knobs.integer(name) for name in ("strip", "rows", "ahead")), channels)
+        form = DepthwiseRegistersTile(knobs.integer("strip"), knobs.integer("rows"), knobs.integer("ahead"), channels)
         if min(form.strip, form.rows, form.ahead) < 1 or form.channels not in (2, 4):
             raise InputError("knobs", str(knobs), "strip, rows and ahead of at least 1, 2 or 4 channels")
         return form

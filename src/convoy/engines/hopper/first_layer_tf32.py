@@ -1,4 +1,4 @@
-"""cuda.first_layer_tf32: cuda.first_layer where PyTorch would take TF32 products (docs/kernels/first-layers.md)."""
+"""cuda.first_layer_tf32: cuda.first_layer for fp32 layers that may use TF32 products (docs/kernels/first-layers.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from convoy.engines.hopper.first_layer import FirstLayerEngine
 
 
 class FirstLayerTf32Engine(FirstLayerEngine):
-    """A unit is one pixel; x is rounded as it is put down, results stay fp32 from the sum to the store."""
+    """As cuda.first_layer; x is rounded to TF32 in shared memory, and results stay fp32."""
 
     id = "cuda.first_layer_tf32"
     devices = ("cuda",)

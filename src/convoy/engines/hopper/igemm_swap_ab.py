@@ -13,8 +13,9 @@ import torch
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of, round_tf32
 from convoy.engines.hopper.hopper_support_checks import copied_product
+from convoy.engines.hopper.igemm_swap_ab_limits import ROW_BYTES
 from convoy.engines.hopper.igemm_swap_ab_tensor_maps import pixel_map, result_map
-from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, SwapAbTile
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile
 from convoy.engines.hopper.igemm_swap_ab_tile_search import estimate_us, forms
 from convoy.engines.hopper.igemm_swap_ab_variants import WideForm
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure

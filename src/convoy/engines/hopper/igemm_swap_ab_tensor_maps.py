@@ -1,17 +1,18 @@
-"""What the tensor-copy unit is told for `swapped.cu`: of x, of y and of a residual."""
+"""TMA descriptors of x, y and the residual for `igemm_swap_ab.cu`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, SwapAbTile
+from convoy.engines.hopper.igemm_swap_ab_limits import ROW_BYTES
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile
 from convoy.engines.hopper.tensor_maps import BoxMap, PixelMap
 from convoy.problem import ConvProblem
 from convoy.problem.spec import DTYPE_BYTES
 
 
 def pixel_map(problem: ConvProblem, form: SwapAbTile) -> PixelMap | BoxMap:
-    """x: runs of pixels for each tap, or with a halo boxes of some rows and their neighbours. Planes follow each other."""
+    """Descriptor of x: runs of pixels for each tap or, with a halo, boxes of rows. Planes are stored one after the other."""
     if not form.halo:
         return PixelMap.of(replace(problem, n=problem.n * form.planes), form.pixels // form.cluster)
     n, h, w, c = problem.n * form.planes, problem.h, problem.w, problem.c
@@ -20,7 +21,7 @@ def pixel_map(problem: ConvProblem, form: SwapAbTile) -> PixelMap | BoxMap:
 
 
 def result_map(problem: ConvProblem, form: SwapAbTile, pitch: int) -> BoxMap:
-    """Y or a residual, each pixel `pitch` elements from the one before: 64 filters of as many pixels as are copied at once."""
+    """Descriptor of y or the residual, whose pixels are `pitch` elements apart: boxes of 64 filters by `form.unit` pixels."""
     n, p, q, k = problem.n, problem.p, problem.q, problem.k
     if not form.halo:
         return _boxes(1, 1, n * p * q, k, pitch, (64, form.unit, 1, 1))

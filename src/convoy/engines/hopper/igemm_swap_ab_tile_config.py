@@ -1,92 +1,69 @@
-"""How `swapped.cu` cuts a convolution, what that takes of a multiprocessor, and what the kernel is told of it."""
+"""SwapAbTile: how `igemm_swap_ab.cu` tiles a convolution, the resources this takes, and the kernel's parameters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Self
 
+from convoy.engines.hopper.igemm_swap_ab_limits import (
+    EXTRA_BYTES,
+    HALOS,
+    MOST_SPLIT,
+    MOST_STAGES,
+    REGISTERS,
+    ROW_BYTES,
+    SHARED_BYTES,
+    TAPS,
+)
 from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, reciprocal
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs
 from convoy.problem.spec import DTYPE_BYTES
 
-ROW_BYTES: Final = 128
-"""What the widest swizzle spans: a block's channels of a pixel or a filter."""
-
-CHANNELS: Final = 64
-"""Of a block, in half types."""
-
-SHARED_BYTES: Final = {1: 232448, 2: 115712}
-"""Of a block, by the number of blocks that a multiprocessor has room for: of its 228 KB, each block costs one more."""
-
-MOST_STAGES: Final = 12
-"""770 ns from a stage's release to its next full one, and small tiles' iterations of 76 ns: with more, loads are no faster."""
-
-MOST_SPLIT: Final = 8
-EXTRA_BYTES: Final = 1024 + 96
-"""What rounding the ring's start up may cost, and barriers that are no stage's."""
-
-HALOS: Final = 3
-"""Boxes of pixels in shared memory, where all taps read one: each is there for nine iterations."""
-
-TAPS: Final = 9
-
-REGISTERS: Final = {(1, 1): (40, 232), (2, 1): (40, 232), (3, 1): (32, 160), (1, 2): (40, 216), (2, 2): (32, 104)}
-"""Registers of a copying and of a multiplying thread, by the numbers of multiplying warpgroups and of blocks."""
-
-MOST_SUMS: Final = {(1, 1): 192, (2, 1): 192, (3, 1): 96, (1, 2): 128, (2, 2): 48}
-"""Sums of a thread, by the same: beyond, the assembler spills or refuses."""
-
-SPLIT_PLANES: Final = 24
-"""Of these, fewer where planes are split among blocks."""
-
-MOST_SHARED_PIXELS: Final = 200
-"""Of a product with two blocks: its sums and operands must fit the 128 registers that a thread starts with."""
-
 
 @dataclass(frozen=True, slots=True)
 class SwapAbTile:
-    """How the work is cut.
+    """A tile configuration of `igemm_swap_ab.cu`.
 
     Attributes:
-        rows: filters of a multiplying warpgroup, 64 or 128.
+        rows: filters of a consumer warpgroup, 64 or 128.
         pixels: of a tile, a multiple of 8 for each block of a cluster.
-        stages: depth of the ring.
-        consumers: multiplying warpgroups.
+        stages: of the ring buffer.
+        consumers: number of consumer warpgroups, which multiply.
         cluster: blocks with the same pixels and different filters.
-        depth: blocks of 64 channels of an iteration, 1 or 2.
-        split: blocks that share a tile, each with some of the taps and channels; 1 where `cluster` is more.
-        blocks: that a multiprocessor has room for, 1 or 2: with room, the next kernel begins while this one ends.
-        staged: 0 where each lane stores its own results; where they go through shared memory and by tensor copies 1 if some is
-            kept for them, 2 if it is the ring's: then a block has one tile.
-        halo: 0, or columns of a row of a tile, for 3x3 layers of stride 1: a tile is some rows of one image, and all taps read
-            the same copy of their pixels; `depth` is 1 or 3 taps then, and `cluster` 1. Of a split, rows of columns that are no
-            multiple of eight have no tensor copies.
+        depth: blocks of 64 channels in one iteration, 1 or 2.
+        split: blocks that share a tile, each with some of the taps and channels; 1 if `cluster` is larger than 1.
+        blocks: per multiprocessor, 1 or 2. With 2, the next kernel can start before this one ends.
+        staged: how results are stored. 0: by each lane. 1: by TMA, through shared memory of their own. 2: by TMA, through the
+            ring buffer's memory, so a block computes one tile.
+        halo: 0, or the columns of a tile's row, for 3x3 layers of stride 1. A tile is then some rows of one image, and all taps
+            read one copy of its pixels; `depth` is 1 or 3 taps, and `cluster` is 1. With a split, TMA stores need rows whose
+            columns are a multiple of eight.
     """
 
     sparse: ClassVar[bool] = False
     """Whether the weight is compressed (2:4)."""
 
     filter_bytes: ClassVar[int] = ROW_BYTES
-    """Of a filter's block."""
+    """Bytes of one filter's block of channels."""
 
     weights: ClassVar[int] = 0
-    """0 where the weight is packed, 1 where it is read as it lies, 2 the same for a gradient of x."""
+    """Layout of the weight: 0 packed, 1 the user's [k, r, s, c], 2 the same for a gradient of x."""
 
     planes: ClassVar[int] = 1
-    """Of x and of the weight."""
+    """Planes of x and of the weight: 2 for products that are split to be exact in fp32."""
 
     wide: ClassVar[bool] = False
     """Whether results are fp32."""
 
     splits: ClassVar[tuple[int, ...]] = (1, 2, 3, 4, 6, 8)
-    """That are tried."""
+    """Values of `split` to try."""
 
     halos_of_split: ClassVar[int] = 2
-    """Boxes of pixels of a block of a split, which has few of them and no next tile's."""
+    """Boxes of pixels in shared memory for a block of a split, which loads none ahead for a next tile."""
 
     odd_rows: ClassVar[bool] = True
-    """Whether rows of one column more than the image's are tried, beside those of whole eights."""
+    """Whether to try rows of one column more than the image, besides multiples of eight."""
 
     rows: int
     pixels: int
@@ -106,7 +83,7 @@ class SwapAbTile:
 
     @classmethod
     def of(cls, knobs: Knobs) -> Self:
-        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        """Inverse of `knobs`; raises InputError for knobs without a valid kernel."""
         form = cls(**{field.name: knobs.integer(field.name) for field in fields(cls)})
         right = form.rows in (64, 128) and (form.consumers, form.blocks) in REGISTERS and form.staged in (0, 1, 2)
         right &= form.depth in ((1, 3) if form.halo else (1, 2))
@@ -135,56 +112,56 @@ class SwapAbTile:
 
     @property
     def filters(self) -> int:
-        """Of a tile."""
+        """Filters of a tile."""
         return self.rows * self.consumers
 
     @property
     def sums(self) -> int:
-        """Of a thread: of planes the total, the body and the correction."""
+        """Accumulators of a thread; with planes, those of the total, the main product and the correction."""
         return self.rows // 64 * self.pixels // 2 * (3 if self.planes > 1 else 1)
 
     @property
     def stage_bytes(self) -> int:
-        """Both operands of one iteration; each stage begins at a multiple of 1024."""
+        """Bytes of both operands of one iteration; each stage starts at a multiple of 1024."""
         pixels = 0 if self.halo else self.depth * self.pixels * ROW_BYTES * self.planes
         return pixels + -(-self.depth * self.filters * self.filter_bytes // 1024) * 1024
 
     @property
     def pending(self) -> int:
-        """Iterations whose products may be under way, as the kernel chooses it: their stages are not free."""
+        """Iterations whose products may be in flight, by the kernel's rule; their stages are not free."""
         if self.rows // 64 * self.pixels >= 384 or self.stages < 4:
             return 1
         return 3 if self.stages >= 6 else 2
 
     @property
     def inbox_bytes(self) -> int:
-        """What a block of a split gets from the others: its share of a tile's sums, in items of sixteen pixels."""
+        """Bytes that a block of a split receives: the other blocks' sums of its share of a tile, in items of 16 pixels."""
         return self.consumers * self._owned * (self.split - 1) * 4096
 
     @property
     def _owned(self) -> int:
-        """Items of a warpgroup that a block of a split stores, at most."""
+        """Most items of a warpgroup that a block of a split stores."""
         return -(-(self.rows // 64 * -(-self.pixels // 16)) // self.split)
 
     @property
     def staged_bytes(self) -> int:
-        """What is kept for results."""
+        """Shared memory reserved for results."""
         return self.result_bytes if self.staged == 1 else 0
 
     @property
     def result_bytes(self) -> int:
-        """A tile's results, or those of a block of a split, in whole items."""
+        """Bytes of a tile's results, or of those that a block of a split stores, in whole items."""
         return self.consumers * self._owned * 2048 if self.split > 1 else self.filters * self.pixels * 2
 
     def halo_rows(self, width: int) -> int:
-        """Rows of a box of pixels: a tile's, their neighbours, and one more where the last one's last neighbour lies in it."""
+        """Rows of a box of pixels: those of the tile, one above and one below, and one more if the last tap wraps into it."""
         if not self.halo:
             return 0
         return self.pixels // self.halo + (2 if self.halo > width + 1 else 3)
 
     @property
     def kept(self) -> int:
-        """Pixels of a tile that lie in its rows."""
+        """Pixels of a tile that lie in whole rows."""
         return self.pixels // self.halo * self.halo if self.halo else self.pixels
 
     @property
@@ -196,24 +173,24 @@ class SwapAbTile:
 
     @property
     def fixed_bytes(self) -> int:
-        """All shared memory but the ring."""
+        """Shared memory without the ring buffer."""
         box = -(-self.halo_rows(self.halo - 1) * self.halo * ROW_BYTES // 1024) * 1024
         return self.halos * box * self.planes + self.staged_bytes + self.inbox_bytes + EXTRA_BYTES
 
     @property
     def shared_bytes(self) -> int:
-        """The ring, boxes of pixels, results, sums from other blocks, barriers, and what rounding the ring's start up costs."""
+        """Shared memory of a block: ring buffer, boxes of pixels, results, sums from other blocks, barriers, alignment."""
         return self.stages * (self.stage_bytes + 16) + self.fixed_bytes
 
     @property
     def unit(self) -> int:
-        """Pixels of one copy of results: a tile's, or of a split's items as many as lie in whole rows or in one."""
+        """Pixels of one TMA store: a whole tile, or with a split those of its items that lie in whole rows or in one row."""
         if self.split == 1:
             return self.pixels
         return 16 if self.pixels % 16 == 0 and (self.halo in (0, 8) or self.halo % 16 == 0) else 8
 
     def fits(self, problem: ConvProblem) -> bool:
-        """Whether the form can do the problem: a halo's taps must be neighbours, and its rows as wide as the image."""
+        """Whether the configuration suits the problem: with a halo, taps must be adjacent and rows wider than the image."""
         if not self.halo:
             return True
         ones = (
@@ -243,7 +220,7 @@ class SwapAbTile:
         }  # fmt: skip
 
     def tiles(self, problem: ConvProblem) -> tuple[int, int]:
-        """Tiles along pixels, and along filters up to whole clusters."""
+        """Tiles along pixels, and along filters rounded up to whole clusters."""
         return self._along_pixels(problem), -(-problem.k // (self.filters * self.cluster)) * self.cluster
 
     def _along_pixels(self, problem: ConvProblem) -> int:
@@ -252,19 +229,19 @@ class SwapAbTile:
         return -(-problem.n * problem.p * problem.q // self.pixels)
 
     def _of_image(self, problem: ConvProblem) -> int:
-        """A halo's tiles of one image."""
+        """Tiles of one image, with a halo."""
         return -(-problem.p // (self.pixels // self.halo))
 
     def units(self, problem: ConvProblem) -> int:
-        """Tiles of a whole cluster."""
+        """Work items of the grid: groups of tiles that one cluster computes together."""
         along_pixels, along_filters = self.tiles(problem)
         return along_pixels * along_filters // self.cluster
 
     def product_clocks(self) -> float:
-        """Of a multiprocessor's tensor cores, for a block's products: half a clock a pixel for 64 filters and 16 channels.
+        """Clocks of the tensor cores for the products of one block of channels: half a clock a pixel for 64 filters, 16 channels.
 
-        Shared memory gives 128 bytes a clock, and 32 of each pixel and of each filter are read for it; of 2:4 weights
-        32 of a filter for 32 channels, and 64 of a pixel: 16 clocks more than the products.
+        Shared memory delivers 128 bytes a clock, and such a product reads 32 bytes of each pixel and of each filter. With 2:4
+        weights it reads 32 bytes of a filter and 64 of a pixel for 32 channels, which takes 16 clocks more than the products.
         """
         whole = 4 * max(self.pixels / 2, self.pixels / 4 + 16) * (3 if self.planes > 1 else 1)
         return self.filters / 64 * (2 * (self.pixels / 2 + 16) if self.sparse else whole)
@@ -274,16 +251,16 @@ class SwapAbTile:
         return iterations(problem) // self.depth
 
     def each(self, problem: ConvProblem) -> int:
-        """Iterations of a block for one tile; of a split's last block perhaps fewer, but never none."""
-        if self.halo:  # of whole boxes
+        """Iterations of a block for one tile. The last block of a split may have fewer, but at least one."""
+        if self.halo:  # in whole boxes
             return -(-blocks_of_channels(problem) // self.split) * TAPS // self.depth
         return -(-self.steps(problem) // self.split)
 
     def resident(self, units: int) -> int:
-        """Clusters, or single blocks, of one to a multiprocessor: larger ones have to lie in one part of the device.
+        """Clusters, or single blocks, that run at one time. A cluster must fit into one GPC of the device.
 
-        On 132, forty clusters of three that fill a multiprocessor each took up to 1.3 times as long as with room for two: as if
-        the fourth of two pairs of multiprocessors stood idle.
+        On 132 multiprocessors, forty clusters of three blocks, one block per multiprocessor, took up to 1.3 times as long as
+        with two per multiprocessor, as if every fourth multiprocessor of a GPC stood idle.
         """
         size = self.cluster * self.split
         size += size % 2 if size > 1 and self.blocks == 1 else 0
@@ -308,10 +285,10 @@ class SwapAbTile:
 
 
 def iterations(problem: ConvProblem) -> int:
-    """Blocks of channels, over all taps."""
+    """Iterations of a tile of depth 1: blocks of channels times taps."""
     return problem.r * problem.s * blocks_of_channels(problem)
 
 
 def blocks_of_channels(problem: ConvProblem) -> int:
-    """As many channels as an iteration has of one tap."""
+    """Blocks of channels of one tap."""
     return -(-problem.c * DTYPE_BYTES[problem.x_dtype] // ROW_BYTES)

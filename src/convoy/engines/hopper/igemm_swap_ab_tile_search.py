@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, TypeVar
 
-from convoy.engines.hopper.igemm_swap_ab_tile_config import (
+from convoy.engines.hopper.igemm_swap_ab_limits import (
     MOST_SHARED_PIXELS,
     MOST_STAGES,
     MOST_SUMS,
@@ -16,9 +16,8 @@ from convoy.engines.hopper.igemm_swap_ab_tile_config import (
     SHARED_BYTES,
     SPLIT_PLANES,
     TAPS,
-    SwapAbTile,
-    iterations,
 )
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile, iterations
 from convoy.engines.hopper.nvrtc_source import DIVIDING
 from convoy.problem import ConvProblem
 

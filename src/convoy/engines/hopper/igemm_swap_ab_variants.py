@@ -1,35 +1,36 @@
-"""Kinds of forms of `swapped.cu`: what weights and results are like, beside how the work is cut."""
+"""Variants of SwapAbTile for other weight layouts and result dtypes of `igemm_swap_ab.cu`."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, SwapAbTile
+from convoy.engines.hopper.igemm_swap_ab_limits import ROW_BYTES
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile
 
 
 class UnpackedForm(SwapAbTile):
-    """Of a weight as it lies, [k, r, s, c]."""
+    """For a weight that is not packed, [k, r, s, c]."""
 
     __slots__ = ()
     weights: ClassVar[int] = 1
 
 
 class TurnedForm(SwapAbTile):
-    """Of a weight as it lies, [c, r, s, k] of the convolution that a gradient of x is."""
+    """For a gradient of x, which is a convolution with the weight [c, r, s, k], not packed."""
 
     __slots__ = ()
     weights: ClassVar[int] = 2
 
 
 class WideForm(SwapAbTile):
-    """Of fp32 results: TF32 products."""
+    """For fp32 results of TF32 products."""
 
     __slots__ = ()
     wide: ClassVar[bool] = True
 
 
 class PlanesForm(WideForm):
-    """Of x and weights in two planes of halves each, for products that are exact in fp32."""
+    """For x and weight in two planes of half types each, whose products are exact in fp32."""
 
     __slots__ = ()
     planes: ClassVar[int] = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final, Self
 
-from convoy.engines.hopper.igemm_swap_ab_tile_config import (
+from convoy.engines.hopper.igemm_swap_ab_limits import (
     EXTRA_BYTES,
     MOST_SPLIT,
     MOST_STAGES,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from convoy.engines.hopper.igemm_swap_ab_tile_config import MOST_SPLIT, MOST_STAGES, SHARED_BYTES
+from convoy.engines.hopper.igemm_swap_ab_limits import MOST_SPLIT, MOST_STAGES, SHARED_BYTES
 from convoy.engines.hopper.igemm_wgrad_tile_config import GROUP, MOST_SHARES, IgemmWgradTile, flat, groups
 from convoy.problem import ConvProblem
 

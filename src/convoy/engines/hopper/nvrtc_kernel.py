@@ -1,4 +1,4 @@
-"""CUDA C to a loaded kernel, and its launch: NVRTC, the driver, clusters and dependent launch. The only module that does this."""
+"""Compiles CUDA C with NVRTC, loads the kernel and launches it, with clusters and programmatic dependent launch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import ctypes
 import importlib.util
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
 
+from convoy.engines.compilers.cuda_bindings import driver, nvrtc
 from convoy.engines.compilers.device_binaries import cached
 from convoy.engines.hopper.nvrtc_source import CudaSource
 from convoy.errors import CompileError, LaunchError
@@ -19,12 +20,12 @@ from convoy.target import Target
 
 
 class SpillError(CompileError):
-    """The assembler had too few registers: fewer blocks a multiprocessor would leave it more."""
+    """The kernel spills registers; with fewer blocks per multiprocessor it would have more of them."""
 
 
 @cache
 def absence() -> str:
-    """Why NVRTC and the driver cannot be used, as a phrase; empty where they seem to be there."""
+    """Why NVRTC and the driver cannot be used; empty if cuda-core and cuda-bindings are installed."""
     try:
         found = importlib.util.find_spec("cuda.core") and importlib.util.find_spec("cuda.bindings")
     except ModuleNotFoundError:
@@ -33,23 +34,21 @@ def absence() -> str:
 
 
 def compile_cubin(engine: str, source: CudaSource, target: Target, options: Sequence[str] = ()) -> tuple[bytes, str]:
-    """A cubin and the assembler's log, from the cache or from NVRTC.
+    """Compile a source, or take it from the cache; returns the cubin and the assembler's log.
 
     Args:
         engine: the engine's id, for messages and files.
         source: CUDA C++ with its headers.
         target: the device.
-        options: more options of NVRTC's.
+        options: additional options for NVRTC.
 
     Raises:
         SpillError: the assembler spilled registers.
         CompileError: NVRTC is missing or refused the source, or the assembler serialised wgmma.
     """
     try:
-        from cuda.bindings import nvrtc
-
-        error, *version = nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as error:  # the bindings say RuntimeError where the library cannot be found
+        status, *version = nvrtc().nvrtcVersion()
+    except (ImportError, RuntimeError) as error:  # the bindings raise RuntimeError if they cannot find the library
         raise CompileError(engine, "NVRTC is not there", str(error)) from error
     arch = f"sm_{target.capability}a" if target.capability >= 90 else f"sm_{target.capability}"
 
@@ -57,7 +56,7 @@ def compile_cubin(engine: str, source: CudaSource, target: Target, options: Sequ
         cubin, log = compile_source(engine, source, arch, options)
         return len(log).to_bytes(4, "little") + log.encode() + cubin
 
-    kept = cached(engine, (*source.key, arch, "nvrtc", str(error), *map(str, version), *options), make)
+    kept = cached(engine, (*source.key, arch, "nvrtc", str(status), *map(str, version), *options), make)
     length = int.from_bytes(kept[:4], "little")
     log = kept[4 : 4 + length].decode()
     if "C7510" in log or "C7515" in log or "serialized" in log:
@@ -68,40 +67,39 @@ def compile_cubin(engine: str, source: CudaSource, target: Target, options: Sequ
 
 
 def compile_source(engine: str, source: CudaSource, arch: str, more: Sequence[str]) -> tuple[bytes, str]:
-    """What NVRTC makes of a source, and its log.
+    """Compile a source with NVRTC; returns the cubin or PTX, and the log.
 
     Args:
         engine: the engine's id, for messages.
         source: CUDA C++ with its headers.
-        arch: `sm_90a` and the like for a cubin, `compute_90a` for PTX.
-        more: options of NVRTC.
+        arch: `sm_90a` or similar for a cubin, `compute_90a` for PTX.
+        more: additional options for NVRTC.
 
     Raises:
         CompileError: NVRTC refused the source.
     """
-    from cuda.bindings import nvrtc
-
+    compiler = nvrtc()
     names, texts = [name.encode() for name, _ in source.headers], [text.encode() for _, text in source.headers]
-    error, program = nvrtc.nvrtcCreateProgram(source.text.encode(), source.name.encode(), len(names), texts, names)
+    error, program = compiler.nvrtcCreateProgram(source.text.encode(), source.name.encode(), len(names), texts, names)
     options = [b"--std=c++17", f"--gpu-architecture={arch}".encode(), b"--ptxas-options=-v", b"-w"]
     options += [option.encode() for option in more]
-    (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = _text(nvrtc.nvrtcGetProgramLogSize(program), lambda buffer: nvrtc.nvrtcGetProgramLog(program, buffer))
+    (failed,) = compiler.nvrtcCompileProgram(program, len(options), options)
+    log = _text(compiler.nvrtcGetProgramLogSize(program)[1], partial(compiler.nvrtcGetProgramLog, program))
     if int(error) or int(failed):
         raise CompileError(engine, "NVRTC refused the source", log)
     if arch.startswith("compute"):
-        (_, size), read = nvrtc.nvrtcGetPTXSize(program), nvrtc.nvrtcGetPTX
+        (_, size), read = compiler.nvrtcGetPTXSize(program), compiler.nvrtcGetPTX
     else:
-        (_, size), read = nvrtc.nvrtcGetCUBINSize(program), nvrtc.nvrtcGetCUBIN
+        (_, size), read = compiler.nvrtcGetCUBINSize(program), compiler.nvrtcGetCUBIN
     # NVRTC writes into the buffer, so it must not be a bytes object: Python keeps one for each single byte and shares it.
     made = bytearray(size)
     read(program, made)
-    nvrtc.nvrtcDestroyProgram(program)
+    compiler.nvrtcDestroyProgram(program)
     return bytes(made), log
 
 
-def _text(size: tuple[Any, int], read: Any) -> str:
-    buffer = bytearray(size[1])
+def _text(size: int, read: Callable[[bytearray], object]) -> str:
+    buffer = bytearray(size)
     read(buffer)
     return buffer.decode(errors="replace").rstrip("\0 ")
 
@@ -112,7 +110,7 @@ class Function:
     Args:
         engine: the engine's id, for messages.
         cubin: from `compile_cubin`.
-        name: the kernel's.
+        name: of the kernel.
         shared_bytes: dynamic shared memory of a block.
     """
 
@@ -123,35 +121,26 @@ class Function:
         self._clusters: dict[tuple[int, int, int], int] = {}
 
     def load(self, device: int) -> Any:
-        """The driver's function; loaded once, outside of any capture."""
-        from cuda.bindings import driver
-
+        """The driver's function on a device; must be called before any capture the first time."""
+        cuda = driver()
         with self._lock:
             if device not in self._loaded:
-                torch.zeros((), device=f"cuda:{device}")  # torch's context exists and is current
-                module = self._checked(driver.cuModuleLoadData(self.cubin))
-                function = self._checked(driver.cuModuleGetFunction(module, self.name.encode()))
-                shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                self._checked(driver.cuFuncSetAttribute(function, shared, self.shared_bytes))
+                torch.zeros((), device=f"cuda:{device}")  # creates torch's context and makes it current
+                module = self._checked(cuda.cuModuleLoadData(self.cubin))
+                function = self._checked(cuda.cuModuleGetFunction(module, self.name.encode()))
+                shared = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._checked(cuda.cuFuncSetAttribute(function, shared, self.shared_bytes))
                 self._loaded[device] = function
             return self._loaded[device]
 
     def clusters(self, device: int, threads: int, cluster: int) -> int:
-        """How many clusters run at one time on a device: what a persistent kernel launches. Asked of the driver once."""
-        from cuda.bindings import driver
-
+        """Clusters that run at one time on a device, by the driver; a persistent kernel launches that many."""
         key = (device, threads, cluster)
         if key not in self._clusters:
-            function = self.load(device)
-            config = driver.CUlaunchConfig()
-            config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
-            config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-            config.sharedMemBytes = self.shared_bytes
-            sizes = driver.CUlaunchAttribute()
-            sizes.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            sizes.value.clusterDim.x, sizes.value.clusterDim.y, sizes.value.clusterDim.z = cluster, 1, 1
-            config.attrs, config.numAttrs = [sizes], 1
-            self._clusters[key] = max(1, int(self._checked(driver.cuOccupancyMaxActiveClusters(function, config))))
+            cuda, function = driver(), self.load(device)
+            config = self._config(cluster, threads)
+            config.attrs, config.numAttrs = [_cluster_dimension(cluster)], 1
+            self._clusters[key] = max(1, int(self._checked(cuda.cuOccupancyMaxActiveClusters(function, config))))
         return self._clusters[key]
 
     def launch(
@@ -168,49 +157,58 @@ class Function:
 
         Args:
             device: index.
-            grid: blocks, a multiple of `cluster`.
+            grid: number of blocks, a multiple of `cluster`.
             threads: of a block.
             arguments: ctypes values, structures and the driver's tensor maps, in the kernel's order.
             cluster: blocks of a cluster.
-            dependent: with programmatic stream serialisation; the kernel waits before its first read.
+            dependent: launch with programmatic stream serialisation; the kernel itself waits before its first read.
         """
-        from cuda.bindings import driver
-
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = self.shared_bytes
-        config.hStream = driver.CUstream(torch.cuda.current_stream(device).cuda_stream)
-        attributes = []
-        if cluster > 1:
-            sizes = driver.CUlaunchAttribute()
-            sizes.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            sizes.value.clusterDim.x, sizes.value.clusterDim.y, sizes.value.clusterDim.z = cluster, 1, 1
-            attributes.append(sizes)
+        cuda = driver()
+        config = self._config(grid, threads)
+        config.hStream = cuda.CUstream(torch.cuda.current_stream(device).cuda_stream)
+        attributes: list[Any] = [_cluster_dimension(cluster)] if cluster > 1 else []
         if dependent:
-            early = driver.CUlaunchAttribute()
-            early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            early = cuda.CUlaunchAttribute()
+            early.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             early.value.programmaticStreamSerializationAllowed = 1
             attributes.append(early)
         config.attrs, config.numAttrs = attributes, len(attributes)
         addresses = [int(a.getPtr()) if hasattr(a, "getPtr") else ctypes.addressof(a) for a in arguments]
         pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-        self._checked(driver.cuLaunchKernelEx(config, self.load(device), ctypes.addressof(pointers), 0))
+        self._checked(cuda.cuLaunchKernelEx(config, self.load(device), ctypes.addressof(pointers), 0))
+
+    def _config(self, blocks: int, threads: int) -> Any:
+        """A launch configuration of a one-dimensional grid."""
+        config = driver().CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = self.shared_bytes
+        return config
 
     def _checked(self, answer: tuple[Any, ...]) -> Any:
-        """What a driver call gives; raises LaunchError where it failed."""
+        """The result of a driver call; raises LaunchError if it failed."""
         error, *rest = answer
         if int(error):
             raise LaunchError(f"{self.engine}: {error.name}")
         return rest[0] if rest else None
 
 
+def _cluster_dimension(blocks: int) -> Any:
+    """The launch attribute of clusters of `blocks` blocks."""
+    cuda = driver()
+    attribute = cuda.CUlaunchAttribute()
+    attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    sizes = attribute.value.clusterDim
+    sizes.x, sizes.y, sizes.z = blocks, 1, 1
+    return attribute
+
+
 def structure(name: str, values: Mapping[str, int]) -> ctypes.Structure:
-    """A C structure of ints."""
+    """A C structure of ints, with fields in the order of `values`."""
     kind = type(name, (ctypes.Structure,), {"_fields_": [(field, ctypes.c_int) for field in values]})
     return kind(*values.values())
 
 
 def pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
-    """A tensor's address; null for none."""
+    """A tensor's address; null for None."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())

@@ -1,4 +1,4 @@
-"""What the tensor-copy unit is told of x and of the weight, as plain numbers: made into a descriptor here, or read by a test."""
+"""TMA descriptors of x, y and the weight as plain numbers, which `encode` turns into the driver's tensor maps."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Any
 
 import torch
 
+from convoy.engines.compilers.cuda_bindings import driver
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem
 from convoy.problem.spec import DTYPE_BYTES
 
 ROW_BYTES = 128
-"""One row of a tile: as many channels as the widest swizzle spans."""
+"""Bytes of a tile's row, one pixel's block of channels: the span of the widest swizzle."""
 
 
 @dataclass(frozen=True, slots=True)
 class PixelMap:
     """x[n, h, w, c] in im2col mode: sizes (innermost first), strides in bytes, the box of base pixels, pixels of one copy.
 
-    `low` and `high` are the corners (w, h) of the box in which a filter's first tap moves, measured from the image's first and
-    from its last pixel; `step` is the stride. See CUDA Driver API, cuTensorMapEncodeIm2col.
+    `low` and `high` are the corners (w, h) of the positions of a filter's first tap, relative to the image's first and last
+    pixel; `step` is the convolution's stride. See cuTensorMapEncodeIm2col in the CUDA Driver API.
     """
 
     sizes: tuple[int, int, int, int]
@@ -33,7 +34,7 @@ class PixelMap:
 
     @staticmethod
     def of(problem: ConvProblem, rows: int) -> PixelMap:
-        """For tiles of so many pixels."""
+        """The descriptor for copies of `rows` pixels."""
         each = DTYPE_BYTES[problem.x_dtype]
         n, c, h, w = problem.x_spec.shape
         return PixelMap(
@@ -44,18 +45,17 @@ class PixelMap:
         )  # fmt: skip
 
     def fits(self, problem: ConvProblem) -> bool:
-        """Whether the unit can be told: corners in a signed byte, offsets of taps in an unsigned one, strides up to 8."""
+        """Whether TMA can encode it: corners in a signed byte, tap offsets in an unsigned byte, strides up to 8."""
         corners = all(-128 <= corner <= 127 for corner in (*self.low, *self.high))
         offsets = max((problem.s - 1) * problem.dilation_w, (problem.r - 1) * problem.dilation_h) <= 255
         return corners and offsets and max(self.step) <= 8 and self.rows <= 1024
 
     def encode(self, dtype: str, x: torch.Tensor) -> Any:
-        """The descriptor of a tensor."""
-        from cuda.bindings import driver
-
-        words, wide = driver.cuuint32_t, driver.cuuint64_t
+        """The driver's tensor map for a tensor; raises LaunchError if the driver refuses it."""
+        cuda = driver()
+        words, wide = cuda.cuuint32_t, cuda.cuuint64_t
         return _checked(
-            driver.cuTensorMapEncodeIm2col(
+            cuda.cuTensorMapEncodeIm2col(
                 _kind(dtype), 4, x.data_ptr(), [wide(v) for v in self.sizes], [wide(v) for v in self.strides],
                 list(self.low), list(self.high), self.channels, self.rows,
                 [words(1), words(self.step[0]), words(self.step[1]), words(1)], *_modes(),
@@ -65,7 +65,7 @@ class PixelMap:
 
 @dataclass(frozen=True, slots=True)
 class FilterMap:
-    """The weight [k, r·s, c] in plain boxes: sizes (innermost first), strides in bytes, filters of one copy."""
+    """The weight [k, r·s, c] in tiled mode: sizes (innermost first), strides in bytes, filters of one copy."""
 
     sizes: tuple[int, int, int]
     strides: tuple[int, int]
@@ -74,18 +74,17 @@ class FilterMap:
 
     @staticmethod
     def of(problem: ConvProblem, rows: int) -> FilterMap:
-        """For copies of so many filters."""
+        """The descriptor for copies of `rows` filters."""
         each = DTYPE_BYTES[problem.weight_dtype]
         k, c, r, s = problem.weight_spec.shape
         return FilterMap((c, r * s, k), (c * each, r * s * c * each), rows, ROW_BYTES // each)
 
     def encode(self, dtype: str, weight: torch.Tensor) -> Any:
-        """The descriptor of a tensor."""
-        from cuda.bindings import driver
-
-        words, wide = driver.cuuint32_t, driver.cuuint64_t
+        """The driver's tensor map for a tensor; raises LaunchError if the driver refuses it."""
+        cuda = driver()
+        words, wide = cuda.cuuint32_t, cuda.cuuint64_t
         return _checked(
-            driver.cuTensorMapEncodeTiled(
+            cuda.cuTensorMapEncodeTiled(
                 _kind(dtype), 3, weight.data_ptr(), [wide(v) for v in self.sizes], [wide(v) for v in self.strides],
                 [words(v) for v in (self.channels, 1, self.rows)], [words(1)] * 3, *_modes(),
             )
@@ -94,7 +93,7 @@ class FilterMap:
 
 @dataclass(frozen=True, slots=True)
 class BoxMap:
-    """A tensor of four dimensions in plain boxes: sizes and boxes (innermost first), strides in bytes; rows swizzled or not."""
+    """A tensor of four dimensions in tiled mode: sizes and box (innermost first), strides in bytes, swizzled or not."""
 
     sizes: tuple[int, int, int, int]
     strides: tuple[int, int, int]
@@ -102,12 +101,11 @@ class BoxMap:
     swizzled: bool = True
 
     def encode(self, dtype: str, tensor: torch.Tensor) -> Any:
-        """The descriptor of a tensor."""
-        from cuda.bindings import driver
-
-        words, wide = driver.cuuint32_t, driver.cuuint64_t
+        """The driver's tensor map for a tensor; raises LaunchError if the driver refuses it."""
+        cuda = driver()
+        words, wide = cuda.cuuint32_t, cuda.cuuint64_t
         return _checked(
-            driver.cuTensorMapEncodeTiled(
+            cuda.cuTensorMapEncodeTiled(
                 _kind(dtype), 4, tensor.data_ptr(), [wide(v) for v in self.sizes], [wide(v) for v in self.strides],
                 [words(v) for v in self.box], [words(1)] * 4, *_modes(swizzled=self.swizzled),
             )
@@ -115,22 +113,19 @@ class BoxMap:
 
 
 def _kind(dtype: str) -> Any:
-    """The unit's word for a dtype; of fp32 it rounds what it copies to TF32."""
-    from cuda.bindings import driver
-
+    """TMA's data type; fp32 values are rounded to TF32 when they are copied."""
     names = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "TFLOAT32"}
-    return getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{names[dtype]}")
+    return getattr(driver().CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{names[dtype]}")
 
 
 def _modes(*, swizzled: bool = True) -> tuple[Any, Any, Any, Any]:
-    from cuda.bindings import driver
-
-    swizzles = driver.CUtensorMapSwizzle
+    cuda = driver()
+    swizzles = cuda.CUtensorMapSwizzle
     return (
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         swizzles.CU_TENSOR_MAP_SWIZZLE_128B if swizzled else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from convoy.engines.hopper.igemm_swap_ab_tile_config import CHANNELS
+from convoy.engines.hopper.igemm_swap_ab_limits import CHANNELS
 from convoy.typed_torch import from_numpy
 
 VALUE_BYTES: Final = 64

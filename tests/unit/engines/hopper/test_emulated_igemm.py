@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from convoy.engines.hopper.igemm import IgemmTile as Form
+from convoy.engines.hopper.igemm_tile_config import IgemmTile as Form
 from convoy.engines.hopper.image_windows import Windows
 from convoy.engines.hopper.nvrtc_kernel import structure
 from convoy.engines.hopper.tensor_maps import FilterMap, PixelMap

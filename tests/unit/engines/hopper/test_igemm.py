@@ -7,7 +7,8 @@ import pytest
 
 from convoy.engines.hopper import hopper_support_checks, igemm, nvrtc_kernel
 from convoy.engines.hopper.igemm import ENGINE
-from convoy.engines.hopper.igemm import IgemmTile as Form
+from convoy.engines.hopper.igemm_tile_config import SHARED_BYTES
+from convoy.engines.hopper.igemm_tile_config import IgemmTile as Form
 from convoy.engines.hopper.nvrtc_source import (
     ACTIVATIONS,
     CudaSource,
@@ -93,7 +94,7 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(problem):
     for knobs in space:
         form = Form.of(knobs)
         assert form.knobs == knobs
-        assert form.shared_bytes <= igemm.SHARED_BYTES
+        assert form.shared_bytes <= SHARED_BYTES
         assert PixelMap.of(problem, form.pixels).fits(problem)
 
 

@@ -8,7 +8,7 @@ import torch
 from convoy.engines.hopper import hopper_support_checks
 from convoy.engines.hopper.igemm_split_fp32 import ENGINE, planes_in_blocks
 from convoy.engines.hopper.igemm_swap_ab import in_blocks
-from convoy.engines.hopper.igemm_swap_ab_tile_config import SHARED_BYTES
+from convoy.engines.hopper.igemm_swap_ab_limits import SHARED_BYTES
 from convoy.engines.hopper.igemm_swap_ab_variants import PlanesForm
 from convoy.engines.triton.split_planes import split_weight
 from convoy.errors import InputError

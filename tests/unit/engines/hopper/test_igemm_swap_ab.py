@@ -8,7 +8,7 @@ import torch
 
 from convoy.engines.hopper import hopper_support_checks
 from convoy.engines.hopper.igemm_swap_ab import ENGINE, in_blocks
-from convoy.engines.hopper.igemm_swap_ab_tile_config import CHANNELS, SHARED_BYTES
+from convoy.engines.hopper.igemm_swap_ab_limits import CHANNELS, SHARED_BYTES
 from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile as Form
 from convoy.engines.hopper.igemm_swap_ab_tile_search import estimate_us
 from convoy.engines.hopper.igemm_swap_ab_variants import WideForm

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from convoy.engines.hopper import hopper_support_checks, igemm
-from convoy.engines.hopper.igemm_swap_ab_tile_config import SHARED_BYTES
+from convoy.engines.hopper.igemm_swap_ab_limits import SHARED_BYTES
 from convoy.engines.hopper.igemm_swap_ab_tile_search import estimate_us, forms
 from convoy.engines.hopper.nvrtc_source import header_text, wgmma_sparse_function
 from convoy.engines.sparse_weights.sparse24 import ENGINE

@@ -66,7 +66,6 @@ CHRONICLES = ROOT / "docs" / "notes"
 NOT_CLEAN_YET: dict[str, int] = {
     "compare": 2,
     "engines": 3,
-    "engines/hopper": 37,
     "engines/triton": 4,
     "pipeline": 1,
     "report": 2,

@@ -1,4 +1,4 @@
-"""cuda.depthwise: one filter a channel; threads go down the image, sums in registers (docs/kernels/depthwise.md)."""
+"""cuda.depthwise: depthwise convolution whose threads go down the image with sums in registers (docs/kernels/depthwise.md)."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from convoy.support import Support
 from convoy.target import Target
 
 CHANNELS = 4
-"""Of a thread, where its knobs name none: 8 bytes of halves, 16 of fp32."""
+"""Channels of a thread if its knobs name none: 8 bytes of half types, 16 of fp32."""
 
 THREADS = 128
 MOST_FORMS = 24
 MOST_COLUMNS = 32
 LARGEST_FILTER = 25
-"""Taps are unrolled. Kernels of 49 taps spilled hundreds of bytes a thread in every form (NVRTC 13.0)."""
+"""Most taps of a filter. Taps are unrolled, and kernels of 49 taps spilled hundreds of bytes a thread (NVRTC 13.0)."""
 
 MOST_REGISTERS = 240
-"""Of a thread, by the guess: beyond it kernels spill, whatever room they have."""
+"""Most registers of a thread by the estimate in `registers`; kernels with more spill in any case."""
 
 FEWEST_BLOCKS = 2
-"""Of a multiprocessor: with so many a thread has all 255 registers that there are."""
+"""Fewest blocks per multiprocessor: with two, a thread has the maximum of 255 registers."""
 
 HELD_WEIGHTS = 50
-"""So many of a thread fit into registers beside the sums: 9 taps of four channels, 25 of two."""
+"""Most weights that a thread keeps in registers beside its sums: 9 taps of four channels, or 25 taps of two."""
 
 _MEMORY_BYTES_NS = 3000.0
 _START_NS = 592.0
 _INSTRUCTIONS_NS = 0.61
-"""Warp instructions a nanosecond of one of a multiprocessor's four parts: a third of its rate."""
+"""Warp instructions per nanosecond of one of a multiprocessor's four partitions: a third of the peak rate."""
 
 _WIDENED, _WEIGHT = 2.0, 3.6
-"""Instructions of a value that is widened, and of a tap whose weights are not in registers."""
+"""Instructions to convert a value to fp32, and of a tap whose weights are not in registers."""
 
 _LATENCY_NS = 1034.0
-"""Of memory under load: what is on its way at a time, over this, is the bandwidth.
+"""Latency of memory under load: the bytes in flight divided by it are the bandwidth.
 
-Fitted to 414 timings of 75 layers on an H100, batch 1 and 32 (root mean square of the logarithm 0.21; 0.42 with what was guessed
-before there were any)."""
+Fitted to 414 timings of 75 layers on an H100, batch 1 and 32 (root mean square of the logarithm 0.21; 0.42 with the guesses
+before the fit)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepthwiseRegistersTile:
-    """How the work is cut: a thread's output columns and rows, how many input rows it asks for ahead, and its channels."""
+    """A tile configuration: output columns and rows of a thread, input rows that it loads ahead, and its channels."""
 
     strip: int
     rows: int
@@ -71,7 +71,7 @@ class DepthwiseRegistersTile:
 
     @staticmethod
     def of(knobs: Knobs) -> DepthwiseRegistersTile:
-        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        """Inverse of `knobs`; raises InputError for knobs without a valid kernel."""
         channels = knobs.integer("channels") if "channels" in knobs else CHANNELS
         form = DepthwiseRegistersTile(knobs.integer("strip"), knobs.integer("rows"), knobs.integer("ahead"), channels)
         if min(form.strip, form.rows, form.ahead) < 1 or form.channels not in (2, 4):
@@ -79,28 +79,30 @@ class DepthwiseRegistersTile:
         return form
 
     def fits(self, problem: ConvProblem) -> bool:
-        """Whether a problem's kernel can have this form: rows ahead come round in its period, columns are bits of a word."""
+        """Whether a problem's kernel can have this configuration: `ahead` divides `period`, and columns fit a word."""
         room = self.columns(problem) <= MOST_COLUMNS and self.registers(problem) <= MOST_REGISTERS
         return self.period(problem) % self.ahead == 0 and room
 
     def period(self, problem: ConvProblem) -> int:
-        """Input rows after which the sums have the same registers again."""
+        """Input rows after which the sums are in the same registers again."""
         return -(-problem.r // problem.stride_h) * problem.stride_h
 
     def columns(self, problem: ConvProblem) -> int:
-        """Input columns of a strip."""
+        """Input columns that a strip reads."""
         return (self.strip - 1) * problem.stride_w + problem.s
 
     def input_rows(self, problem: ConvProblem) -> int:
-        """That a thread reads."""
+        """Input rows that a thread reads."""
         return (self.rows - 1) * problem.stride_h + problem.r
 
     def registers(self, problem: ConvProblem) -> int:
-        """About so many a thread: sums, a widened row, rows on their way, weights, places."""
+        """Estimated registers of a thread: sums, a converted row, rows in flight, weights, addresses."""
         sums = -(-problem.r // problem.stride_h) * self.strip * self.channels
         waiting = self.ahead * self.columns(problem) * self.channels * DTYPE_BYTES[problem.x_dtype] // 4
         held = problem.r * problem.s * self.channels
-        held = held if self.holds(problem) else min(held, 20 * self.channels)  # others are loaded as they are needed
+        held = (
+            held if self.holds(problem) else min(held, 20 * self.channels)
+        )  # the others are loaded when they are needed
         return sums + self.columns(problem) * self.channels + held + waiting + 30
 
     def holds(self, problem: ConvProblem) -> bool:
@@ -108,7 +110,7 @@ class DepthwiseRegistersTile:
         return problem.r * problem.s * self.channels <= HELD_WEIGHTS
 
     def blocks(self, problem: ConvProblem) -> int:
-        """Blocks of a multiprocessor that the compiler makes room for."""
+        """Blocks per multiprocessor that the compiler is told to leave registers for."""
         return max(1, min(8, 65536 // (THREADS * self.registers(problem))))
 
     def sizes(self, problem: ConvProblem) -> dict[str, int]:
@@ -134,7 +136,7 @@ class DepthwiseRegistersTile:
 
 
 def candidates(problem: ConvProblem) -> Iterator[DepthwiseRegistersTile]:
-    """Forms that fit into the registers."""
+    """Configurations that fit into the registers."""
     for numbers in product((1, 2, 4, 7), (1, 2, 4, 7, 8, 14, 28), (1, 2, 3, 5), (CHANNELS, CHANNELS // 2)):
         form = DepthwiseRegistersTile(*numbers)
         sensible = all(one == 1 or one < 2 * most for one, most in ((form.strip, problem.q), (form.rows, problem.p)))
@@ -143,37 +145,37 @@ def candidates(problem: ConvProblem) -> Iterator[DepthwiseRegistersTile]:
 
 
 def estimate_us(problem: ConvProblem, form: DepthwiseRegistersTile, units: int) -> float:
-    """A guess in microseconds: the busiest multiprocessor's instructions, or the memory's bytes."""
+    """Estimated time in microseconds: the busiest multiprocessor's instructions, or the memory traffic."""
     threads, taps = form.sizes(problem)["threads"], problem.r * problem.s
-    again = form.input_rows(problem) / (form.rows * problem.stride_h)  # a row of two bands is read twice
+    again = form.input_rows(problem) / (form.rows * problem.stride_h)  # a row that two bands need is read twice
     row = form.columns(problem) * (3 + _WIDENED * form.channels)
     row += 0 if form.holds(problem) else _WEIGHT * taps / problem.stride_h
     output = form.strip * (form.channels * (taps + 3) + 4)
-    # Three rows or fewer are added to sums of other bands too.
+    # With three rows or fewer, values are added to sums of other bands too.
     made = form.rows * (again if problem.r <= 3 else 1)
     instructions = form.input_rows(problem) * row + made * output + 120
     warps = -(-threads // 32)
     busy = max(1.0, warps / (4 * units)) * instructions / _INSTRUCTIONS_NS
     asked = form.columns(problem) * form.ahead * 32 * form.channels * DTYPE_BYTES[problem.x_dtype]
-    most = form.blocks(problem) * THREADS // 32  # warps of a multiprocessor at a time
+    most = form.blocks(problem) * THREADS // 32  # warps of a multiprocessor at one time
     on_the_way = min(most * units, warps) * asked / _LATENCY_NS
-    # What is read twice comes from the cache, mostly.
+    # Most of the second reads hit the cache.
     memory = problem.bytes_min * (0.7 + 0.3 * max(1.0, again)) / min(_MEMORY_BYTES_NS, 2 * on_the_way)
     return (math.hypot(busy, memory) + _START_NS) / 1000
 
 
 def by_taps(constants: Sequence[torch.Tensor]) -> Packed:
-    """The weight [c, 1, r, s] as fp32 [r·s, c]; the bias as it is, from a multiple of sixteen bytes on."""
+    """The weight [c, 1, r, s] as fp32 [r·s, c], and the bias as a 16-byte aligned tensor."""
     weight = constants[0].detach()
     weight = weight.float().reshape(len(weight), -1).t().contiguous()
     return (weight, *(bias.detach().clone().contiguous() for bias in constants[1:]))
 
 
 def roomiest(compiled: Callable[[int], tuple[bytes, str]], most: int, fewest: int = FEWEST_BLOCKS) -> tuple[bytes, str]:
-    """A kernel with room for as many blocks on a multiprocessor as it does not spill with.
+    """The kernel for the most blocks per multiprocessor that does not spill.
 
     Raises:
-        SpillError: it spills with so few too.
+        SpillError: it spills even with the fewest blocks.
     """
     for blocks in range(most, fewest, -1):
         try:
@@ -184,7 +186,7 @@ def roomiest(compiled: Callable[[int], tuple[bytes, str]], most: int, fewest: in
 
 
 def one_filter_a_channel(problem: ConvProblem, multiple: int) -> Support:
-    """As many groups as channels and filters, a multiple of so many; at most 25 taps, no dilation."""
+    """Accept depthwise convolutions: as many groups as channels and filters, divisible by `multiple`; at most 25 taps, no dilation."""
     if not problem.is_depthwise or problem.k != problem.c:
         return Support.no(f"needs groups = c = k, got {problem.groups}, {problem.c} and {problem.k}")
     if problem.c % multiple:
@@ -197,7 +199,7 @@ def one_filter_a_channel(problem: ConvProblem, multiple: int) -> Support:
 
 
 class DepthwiseExecutable(Executable):
-    """One form for one problem."""
+    """The kernel of one tile configuration for one problem."""
 
     def __init__(self, engine: str, problem: ConvProblem, form: DepthwiseRegistersTile, target: Target) -> None:
         self.problem, self.form, self.dependent = problem, form, target.capability >= 90
@@ -205,7 +207,7 @@ class DepthwiseExecutable(Executable):
         self.function = Function(engine, cubin, "depthwise_registers", 0)
 
     def _compiled(self, engine: str, target: Target) -> tuple[bytes, str]:
-        """With room for as many blocks as nothing spills with: which that is, the assembler's order of loads decides."""
+        """Compile for the most blocks per multiprocessor without spills; the assembler's order of loads decides how many."""
         return roomiest(lambda blocks: self._compiled_for(blocks, engine, target), self.form.blocks(self.problem))
 
     def _compiled_for(self, blocks: int, engine: str, target: Target) -> tuple[bytes, str]:
@@ -214,11 +216,11 @@ class DepthwiseExecutable(Executable):
         return compile_cubin(engine, kernel_source("depthwise_registers", parameters), target, options)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """The weight as fp32 [r·s, c]; the bias as it is, from a multiple of sixteen bytes on."""
+        """The weight as fp32 [r·s, c], and the bias as a 16-byte aligned tensor."""
         return by_taps(constants)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """One launch."""
+        """Launch the kernel; an empty result needs none."""
         del workspace
         problem = self.problem
         if not problem.y_spec.elements:
@@ -232,7 +234,7 @@ class DepthwiseExecutable(Executable):
 
 
 class DepthwiseEngine(TiledKernelEngine[DepthwiseRegistersTile]):
-    """Direct depthwise convolution; see `depthwise.cu`."""
+    """Direct depthwise convolution; see `depthwise_registers.cu`."""
 
     id = "cuda.depthwise"
     family = "direct"
@@ -255,7 +257,7 @@ class DepthwiseEngine(TiledKernelEngine[DepthwiseRegistersTile]):
         return Support.yes()
 
     def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[DepthwiseRegistersTile]:
-        """The likeliest of `candidates`."""
+        """The candidates of least estimated time."""
         return sorted(candidates(problem), key=lambda form: estimate_us(problem, form, units))[:MOST_FORMS]
 
     def estimate_tile_us(self, problem: ConvProblem, form: DepthwiseRegistersTile, units: int) -> float:
@@ -263,7 +265,7 @@ class DepthwiseEngine(TiledKernelEngine[DepthwiseRegistersTile]):
         return estimate_us(problem, form, units)
 
     def build_tile(self, problem: ConvProblem, form: DepthwiseRegistersTile, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+        """Compile one configuration; needs no GPU."""
         if not form.fits(problem):
             raise CompileError(self.id, f"{problem} has no kernel with {form.knobs}")
         return DepthwiseExecutable(self.id, problem, form, target)

@@ -1,4 +1,4 @@
-"""cuda.depthwise_tile: depthwise convolution in halves from a tile in shared memory (docs/kernels/depthwise.md)."""
+"""cuda.depthwise_tile: depthwise convolution in half types from a tile in shared memory (docs/kernels/depthwise.md)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from convoy.support import Support
 from convoy.target import Target
 
 CHANNELS: Final = 64
-"""Of a block: two a lane."""
+"""Channels of a block: two for each lane."""
 
 MOST_FORMS: Final = 24
 _PIXEL_BYTES: Final = 128
 _SHARED_BYTES: Final = 232448
 _SHARED_OF_UNIT: Final = 233472
 _BLOCK_BYTES: Final = 1024
-"""What a multiprocessor keeps for each block."""
+"""Shared memory that the device reserves for each block."""
 
 _MOST_IN_BOX: Final = 256
 _MOST_WARPS: Final = 16
@@ -40,22 +40,22 @@ _MOST_REGISTERS: Final = 240
 _REGISTERS_OF_UNIT: Final = 65536
 
 _PARTS: Final = 4
-"""Of a multiprocessor: each begins instructions of its own warps."""
+"""Partitions of a multiprocessor; each issues instructions of its own warps."""
 
 _INSTRUCTIONS_NS: Final = 1.14
-"""Warp instructions a nanosecond of such a part, at 1.7 GHz: two in three clocks. A warp by itself has 1.44."""
+"""Warp instructions per nanosecond of one partition at 1.7 GHz: two in three clocks. A single warp reaches 1.44 a nanosecond."""
 
 _ALONE_NS: Final = 1.44
 _LOAD: Final = 1.9
-"""Instructions of a pixel that is loaded and widened."""
+"""Instructions to load a pixel and convert it to fp32."""
 
 _BYTES_NS: Final = 70.0
-"""That come to a multiprocessor's shared memory."""
+"""Bytes per nanosecond into the shared memory of one multiprocessor."""
 
 _MEMORY_BYTES_NS: Final = 2620.0
 _ROUND_NS: Final = 87.0
 _START_NS: Final = 978.0
-"""Of another round of blocks, and of the launch.
+"""Time of another round of blocks, and of the launch.
 
 All of these are fitted to 694 timings of 31 layers on an H100 (59d335a), batch 1 and 32 (root mean square of the logarithm
 0.11)."""
@@ -63,13 +63,13 @@ All of these are fitted to 694 timings of 31 layers on an H100 (59d335a), batch 
 
 @dataclass(frozen=True, slots=True)
 class DepthwiseSharedTile:
-    """How the work is cut.
+    """A tile configuration of `depthwise_shared.cu`.
 
     Attributes:
         tile: output rows of a block.
         images: of a block.
         strip: output columns of a warp.
-        rows: output rows that a warp goes down.
+        rows: output rows of a warp.
     """
 
     tile: int
@@ -84,7 +84,7 @@ class DepthwiseSharedTile:
 
     @classmethod
     def of(cls, knobs: Knobs) -> Self:
-        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        """Inverse of `knobs`; raises InputError for knobs without a valid kernel."""
         form = cls(*(knobs.integer(name) for name in ("tile", "images", "strip", "rows")))
         if min(form.tile, form.images, form.strip, form.rows) < 1:
             raise InputError("knobs", str(knobs), "tile, images, strip and rows of at least 1")
@@ -93,67 +93,67 @@ class DepthwiseSharedTile:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Sizes of a problem's kernel in one form."""
+    """Sizes of a problem's kernel in one configuration."""
 
     problem: ConvProblem
     form: DepthwiseSharedTile
 
     @property
     def box(self) -> tuple[int, int, int, int]:
-        """Of one copy: channels, columns, rows, images."""
+        """Box of one TMA copy: channels, columns, rows, images."""
         p = self.problem
         columns, lines = (p.q - 1) * p.stride_w + p.s, (self.form.tile - 1) * p.stride_h + p.r
         return CHANNELS, columns, lines, self.form.images
 
     @property
     def shared_bytes(self) -> int:
-        """The tile, its barrier, and what rounding up costs."""
+        """Shared memory of a block: the tile, its barrier and the alignment of its start."""
         return math.prod(self.box[1:]) * _PIXEL_BYTES + 16 + 128
 
     @property
     def warps(self) -> int:
-        """Of a block."""
+        """Warps of a block."""
         form = self.form
         return form.images * -(-self.problem.q // form.strip) * -(-form.tile // form.rows)
 
     @property
     def registers(self) -> int:
-        """About so many a thread: sums, a row as it comes and widened, weights, places."""
+        """Estimated registers of a thread: sums, a loaded row and its conversion to fp32, weights, addresses."""
         p, seen = self.problem, (self.form.strip - 1) * self.problem.stride_w + self.problem.s
         in_flight = min(-(-p.r // p.stride_h), self.form.rows)
         return 2 * in_flight * self.form.strip + 3 * seen + 2 * p.r * p.s + 30
 
     @property
     def block_registers(self) -> int:
-        """Of a block: its warps get them four at a time."""
+        """Registers of a block; the device allocates them for four warps at a time."""
         return 128 * -(-self.warps // 4) * self.registers
 
     @property
     def blocks(self) -> int:
-        """That a multiprocessor has room for."""
+        """Blocks that fit on a multiprocessor."""
         room = _SHARED_OF_UNIT // (self.shared_bytes + _BLOCK_BYTES)
         return max(1, min(room, 32, _REGISTERS_OF_UNIT // self.block_registers))
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for one block."""
+        """Whether one block fits on a multiprocessor."""
         rooms = self.shared_bytes <= _SHARED_BYTES and self.registers <= _MOST_REGISTERS
         threads = self.warps <= _MOST_WARPS and self.block_registers <= _REGISTERS_OF_UNIT
         return rooms and threads and max(self.box) <= _MOST_IN_BOX
 
     @property
     def grid(self) -> int:
-        """Blocks: of channels, of rows, of images."""
+        """Blocks along channels, rows and images."""
         p = self.problem
         return -(-p.c // CHANNELS) * -(-p.p // self.form.tile) * -(-p.n // self.form.images)
 
     def map(self) -> BoxMap:
-        """What the tensor-copy unit is told of x."""
+        """The TMA descriptor of x."""
         n, c, h, w = self.problem.x_spec.shape
         return BoxMap((c, w, h, n), (c * 2, w * c * 2, h * w * c * 2), self.box, swizzled=False)
 
     def parameters(self, blocks: int) -> dict[str, int]:
-        """The values of `depthwise_shared_config.cuh`, with room for so many blocks on a multiprocessor."""
+        """The values of `depthwise_shared_config.cuh`, for `blocks` blocks per multiprocessor."""
         p, form = self.problem, self.form
         return {
             "BFLOAT": int(p.x_dtype == "bf16"), "Y_CHANNELS": p.c, "Y_ROWS": p.p, "Y_COLUMNS": p.q, "FILTER_R": p.r,
@@ -164,9 +164,9 @@ class Tile:
         }  # fmt: skip
 
     def guess_us(self, units: int) -> float:
-        """A guess in microseconds: instructions, copies and bytes of memory, which hide each other in part.
+        """Estimated time in microseconds: instructions, copies and memory traffic, which partly overlap.
 
-        For every round of blocks the time of one warp is added.
+        Each round of blocks adds the time of one warp.
         """
         p, form = self.problem, self.form
         seen = (form.strip - 1) * p.stride_w + p.s
@@ -179,7 +179,7 @@ class Tile:
 
 
 def forms(problem: ConvProblem, units: int) -> list[DepthwiseSharedTile]:
-    """Forms that have room, by their guess."""
+    """Configurations that fit, by rising estimate."""
     return sorted(_candidates(problem), key=lambda form: Tile(problem, form).guess_us(units))[:MOST_FORMS]
 
 
@@ -193,7 +193,7 @@ def _candidates(problem: ConvProblem) -> Iterator[DepthwiseSharedTile]:
 
 
 class DepthwiseTileExecutable(Executable):
-    """One form for one problem."""
+    """The kernel of one tile configuration for one problem."""
 
     def __init__(self, engine: str, problem: ConvProblem, form: DepthwiseSharedTile, target: Target) -> None:
         self.problem, self.tile = problem, Tile(problem, form)
@@ -210,11 +210,11 @@ class DepthwiseTileExecutable(Executable):
         return compile_cubin(engine, source, target, options)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """The weight as fp32 [r·s, c]; the bias as it is."""
+        """The weight as fp32 [r·s, c], and the bias."""
         return by_taps(constants)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """One launch; none for a batch of no images."""
+        """Launch the kernel; an empty batch needs none."""
         del workspace
         if not self.problem.n:
             return
@@ -226,7 +226,7 @@ class DepthwiseTileExecutable(Executable):
 
 
 class DepthwiseTileEngine(TiledKernelEngine[DepthwiseSharedTile]):
-    """A tile of the image by one tensor copy, sums in registers; see `depthwise_tile.cu`."""
+    """A tile of the image in shared memory by one TMA copy, sums in registers; see `depthwise_shared.cu`."""
 
     id = "cuda.depthwise_tile"
     family = "direct"
@@ -245,7 +245,9 @@ class DepthwiseTileEngine(TiledKernelEngine[DepthwiseSharedTile]):
         if not (found := one_filter_a_channel(problem, 8)):
             return found
         if not any(True for _ in _candidates(problem)):
-            return Support.no(f"has no room for a row of {problem.q} results with the pixels that it sees")
+            return Support.no(
+                f"a row of {problem.q} results and the pixels that it reads do not fit into shared memory"
+            )
         return Support.yes()
 
     def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[DepthwiseSharedTile]:
@@ -253,11 +255,11 @@ class DepthwiseTileEngine(TiledKernelEngine[DepthwiseSharedTile]):
         return forms(problem, units)
 
     def estimate_tile_us(self, problem: ConvProblem, form: DepthwiseSharedTile, units: int) -> float:
-        """See `Tile`."""
+        """See `Tile.guess_us`."""
         return Tile(problem, form).guess_us(units)
 
     def build_tile(self, problem: ConvProblem, form: DepthwiseSharedTile, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+        """Compile one configuration; needs no GPU."""
         return DepthwiseTileExecutable(self.id, problem, form, target)
 
 

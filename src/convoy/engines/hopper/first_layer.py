@@ -32,11 +32,11 @@ from convoy.support import Support
 from convoy.target import Target
 
 _MONOTONE: Final = ("none", "relu", "relu6")
-"""Activations of a largest value that are the largest of the activations."""
+"""Monotone activations: the largest activation is the activation of the largest value."""
 
 
 class FirstLayerExecutable(Executable):
-    """One form for one problem."""
+    """The kernel of one tile configuration for one problem."""
 
     def __init__(self, engine: str, problem: ConvProblem, form: FirstLayerTile, target: Target) -> None:
         self.problem, self.layer = problem, Layer(problem, form)
@@ -51,17 +51,17 @@ class FirstLayerExecutable(Executable):
         self.function = Function(engine, cubin, "first_layer", self.layer.shared_bytes)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """See `in_slices`; the bias as it is."""
+        """The weight by `in_slices`, and the bias."""
         weight = constants[0].detach()
         weight = in_slices(round_tf32(weight) if weight.dtype == torch.float32 else weight, self.layer)
         return (weight, *(bias.detach().contiguous() for bias in constants[1:]))
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
-        """Where the slice keeps to sixteen bytes."""
+        """Whether pixels and the slice start at multiples of 16 bytes."""
         return fits_tma(TORCH_DTYPE[self.problem.y_dtype], pitch, offset)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """One launch; none for a batch of no images."""
+        """Launch the kernel; an empty batch needs none."""
         del workspace
         if not self.problem.n:
             return
@@ -75,7 +75,7 @@ class FirstLayerExecutable(Executable):
 
 
 class FirstLayerEngine(TiledKernelEngine[FirstLayerTile]):
-    """Windows that overlap in shared memory, and a maximum in registers; see `first.cu`."""
+    """Overlapping windows in shared memory, and a max-pooling in registers; see `first_layer.cu`."""
 
     id = "cuda.first_layer"
     devices = ("cuda",)
@@ -87,10 +87,10 @@ class FirstLayerEngine(TiledKernelEngine[FirstLayerTile]):
     tile_config = FirstLayerTile
     dtypes: ClassVar[frozenset[str]] = frozenset({"fp16", "bf16"})
     strides: ClassVar[frozenset[int]] = frozenset({2, 4})
-    """Along the width."""
+    """Supported strides along the width."""
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """First layers of up to 4 channels and 64 filters on Hopper, with a maximum of 3x3 behind or none."""
+        """First layers of up to 4 channels and 64 filters on Hopper, with a 3x3 max-pooling behind or none."""
         base = unpooled(problem) if isinstance(problem, ConvProblem) and problem.epilogue.pool else problem
         found = first_layer_support(base, target, MOST_CHANNELS, empty=True)
         if not found or not (found := hopper_alone(target)):
@@ -107,7 +107,7 @@ class FirstLayerEngine(TiledKernelEngine[FirstLayerTile]):
             return Support.no(f"needs at most {FILTERS} filters, a multiple of 8, got {problem.k}")
         pool = problem.epilogue.pool
         if problem.q > MOST_COLUMNS[pool is not None]:
-            return Support.no(f"has room for rows of {MOST_COLUMNS[pool is not None]} results, got {problem.q}")
+            return Support.no(f"computes rows of at most {MOST_COLUMNS[pool is not None]} results, got {problem.q}")
         if pool is not None:
             sizes = (pool.kind, pool.window_h, pool.window_w, pool.stride_h, pool.stride_w)
             if sizes != ("max", 3, 3, 2, 2) or pool.pad_h != pool.pad_w:
@@ -115,19 +115,19 @@ class FirstLayerEngine(TiledKernelEngine[FirstLayerTile]):
             if problem.epilogue.activation not in _MONOTONE:
                 return Support.no(f"pools behind {', '.join(_MONOTONE)}, got {problem.epilogue.activation}")
         if not Layer(problem, FirstLayerTile(1, 1)).fits:
-            return Support.no("has no room for the weight and the rows of the image that a row reads")
+            return Support.no("the weight and the image rows of one output row do not fit into shared memory")
         return Support.yes()
 
     def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[FirstLayerTile]:
-        """Forms that have room, by their guess."""
+        """Configurations that fit, by rising estimate."""
         return sorted(forms(problem), key=lambda form: Layer(problem, form).guess_us(units))
 
     def estimate_tile_us(self, problem: ConvProblem, form: FirstLayerTile, units: int) -> float:
-        """See `Layer`."""
+        """See `Layer.guess_us`."""
         return Layer(problem, form).guess_us(units)
 
     def build_tile(self, problem: ConvProblem, form: FirstLayerTile, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+        """Compile one configuration; needs no GPU."""
         return FirstLayerExecutable(self.id, problem, form, target)
 
 

@@ -1,4 +1,4 @@
-"""How the first layer's kernel is cut, what that takes, and how long it may take (docs/kernels/first-layers.md)."""
+"""FirstLayerTile: how `first_layer.cu` tiles a layer, its resources, and its cost model (docs/kernels/first-layers.md)."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ from convoy.problem.spec import DTYPE_BYTES
 
 MOST_CHANNELS: Final = 4
 FILTERS: Final = 64
-"""Rows of a product."""
+"""Rows of a matrix product."""
 
 SHARED_BYTES: Final = 232448
 _SHARED_OF_UNIT: Final = 233472
 _BLOCK_BYTES: Final = 1024
-"""What a multiprocessor keeps for each block."""
+"""Shared memory that the device reserves for each block."""
 
 _MOST_WARPGROUPS: Final = {128: 4, 168: 3, 255: 2}
-"""Of a multiprocessor, by the registers of a thread."""
+"""Most warpgroups of a multiprocessor, by the registers of a thread."""
 
 _COLUMNS_IN: Final = {144: 128, 192: 168, 256: 255}
-"""Columns of a row of products that registers have room for where results are halves."""
+"""Columns of a row of products that the registers hold if results are half types."""
 
 _OTHER_REGISTERS: Final = 55
-"""Where results are fp32: beside sums, a second row of them where it is pooled, and what a thread brings for the next row."""
+"""Registers for fp32 results besides sums: a second row of sums if it is pooled, and values loaded ahead for the next row."""
 
 MOST_COLUMNS: Final = {False: 256, True: 184}
-"""Of a row of products, by whether it is pooled: a thread keeps the largest of three rows then."""
+"""Most columns of a row of products, by whether it is pooled: a thread then keeps the largest of three rows."""
 
 _ROWS: Final = (1, 2, 3, 4, 5, 7, 8)
 _WARPGROUPS: Final = (1, 2, 4)
 _THREADS: Final = 128
-"""Of a warpgroup."""
+"""Threads of a warpgroup."""
 
 _CLOCK_GHZ: Final = 1.7
 _LINE_CLOCKS: Final = 726.0
-"""Of a row of the image before the first product."""
+"""Clocks to load one row of the image before the first product."""
 
 _PRODUCTS: Final = 0.93
 _SHARED_CLOCKS: Final = 33.0
 _GROUP_CLOCKS: Final = 122.0
 _DIVIDED_CLOCKS: Final = 60.0
-"""Of eight columns of a row: what warpgroups of a multiprocessor do in turn beside products, what each does for itself, and an
-activation that divides."""
+"""Clocks for eight columns of a row: the part in which a multiprocessor's warpgroups take turns beside products, the part that
+each does by itself, and an activation with a division."""
 
 _MEMORY_BYTES_NS: Final = 2180.0
 _START_NS: Final = 215.0
 """Fitted to 319 timings of 15 layers, batch 1 and 32 (root mean square of the logarithm 0.18): the fastest is always among the
-first four. What an activation that divides takes is counted instructions, for it was another then."""
+first four. The clocks of an activation with a division are counted instructions, because that code changed after the fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstLayerTile:
-    """How the work is cut.
+    """A tile configuration of `first_layer.cu`.
 
     Attributes:
-        rows: of y, that a warpgroup makes.
+        rows: of y, that a warpgroup computes.
         warpgroups: of a block.
         paired: whether a product has the filters twice, for two rows of y.
     """
@@ -79,7 +79,7 @@ class FirstLayerTile:
 
     @classmethod
     def of(cls, knobs: Knobs) -> Self:
-        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        """Inverse of `knobs`; raises InputError for knobs without a valid kernel."""
         form = cls(knobs.integer("rows"), knobs.integer("warpgroups"), bool(knobs["paired"]))
         if not (1 <= form.rows <= 64 and form.warpgroups in _WARPGROUPS) or (form.paired and form.rows % 2):
             raise InputError(
@@ -90,11 +90,11 @@ class FirstLayerTile:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Sizes of a first layer as the kernel sees it.
+    """Sizes of a first layer for the kernel.
 
     Attributes:
-        problem: what the engine takes.
-        form: how it is cut.
+        problem: that the engine got.
+        form: the tile configuration.
     """
 
     problem: ConvProblem
@@ -107,17 +107,17 @@ class Layer:
 
     @property
     def columns(self) -> int:
-        """Of a row of products."""
+        """Columns of a row of products."""
         return -(-self.problem.q // 8) * 8
 
     @property
     def value_bytes(self) -> int:
-        """Of a value of x and of y."""
+        """Bytes of a value of x and of y."""
         return DTYPE_BYTES[self.problem.x_dtype]
 
     @property
     def unit_pixels(self) -> int:
-        """Of a unit, which is sixteen bytes of four channels a pixel."""
+        """Pixels of a unit, which is sixteen bytes with four channels for each pixel."""
         return 4 // self.value_bytes
 
     @property
@@ -132,49 +132,49 @@ class Layer:
 
     @property
     def units(self) -> int:
-        """Of a row of the image, in each of its planes."""
+        """Units of a row of the image, in each of its planes."""
         return self.columns + -(-2 * self.steps // self.phases) - 1
 
     @property
     def at_once(self) -> int:
-        """Rows of y of one product."""
+        """Rows of y that one product computes."""
         return 2 if self.form.paired else 1
 
     @property
     def further(self) -> int:
-        """Rows of the image from one row of y to the next of the same product; 0 where there is none."""
+        """Image rows from one row of y to the next of the same product; 0 if the product has one row."""
         return self.problem.stride_h if self.form.paired else 0
 
     @property
     def lines(self) -> int:
-        """Rows of the image that a product reads."""
+        """Image rows that a product reads."""
         return self.problem.r + self.further
 
     @property
     def fresh_lines(self) -> int:
-        """Rows of the image that the next product needs besides."""
+        """Image rows that the next product reads and this one does not."""
         return self.at_once * self.problem.stride_h
 
     @property
     def turns(self) -> int:
-        """Rows of the convolution that a warpgroup makes, one or two at once."""
+        """Rows of the convolution that a warpgroup computes, in steps of one or two."""
         return 2 * self.form.rows + 1 if self.pooled else self.form.rows // self.at_once
 
     @property
     def ring_bytes(self) -> int:
-        """Rows of the image that a warpgroup holds: what one product reads, and what the next needs besides."""
+        """Bytes of the image rows that a warpgroup holds: those of one product, and the new ones of the next."""
         return (self.lines + self.fresh_lines) * self.phases * self.units * 16
 
     @property
     def weight_bytes(self) -> int:
-        """Of the weight as products read it."""
+        """Bytes of the weight in the layout of `in_slices`."""
         return self.lines * self.steps * 2048
 
     @property
     def shared_bytes(self) -> int:
-        """Results that are put together, the weight, rows of the image, and what rounding up costs.
+        """Shared memory of a block: results in transit, the weight, rows of the image, alignment.
 
-        Products read 32 columns at a time, compute-sanitizer says: as many units as the last ones have too few follow.
+        Products read 32 columns at a time, as compute-sanitizer shows, so units that the last columns lack must follow.
         """
         groups = self.columns // 8
         pixels = (-(-groups // 2) if self.pooled else groups) * 8
@@ -183,7 +183,7 @@ class Layer:
 
     @property
     def most_warpgroups(self) -> int:
-        """That a multiprocessor has registers for."""
+        """Warpgroups that a multiprocessor has registers for."""
         return next(most for registers, most in _MOST_WARPGROUPS.items() if self._registers <= registers)
 
     @property
@@ -196,19 +196,19 @@ class Layer:
 
     @property
     def blocks(self) -> int:
-        """That a multiprocessor has room for."""
+        """Blocks that fit on a multiprocessor."""
         room = _SHARED_OF_UNIT // (self.shared_bytes + _BLOCK_BYTES)
         return max(1, min(room, self.most_warpgroups // self.form.warpgroups))
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for one block, and for the filters twice where they are paired."""
+        """Whether one block fits on a multiprocessor, and its filters twice if they are paired."""
         room = self.shared_bytes <= SHARED_BYTES and self.form.warpgroups <= self.most_warpgroups
         return room and not (self.form.paired and (self.pooled or self.problem.k > FILTERS // 2))
 
     @property
     def tiles(self) -> int:
-        """Of an image."""
+        """Tiles of an image."""
         return -(-self.problem.y_spec.shape[2] // (self.form.rows * self.form.warpgroups))
 
     def parameters(self) -> dict[str, int]:
@@ -227,7 +227,7 @@ class Layer:
         }  # fmt: skip
 
     def guess_us(self, units: int) -> float:
-        """A guess in microseconds: rounds of warpgroups that share a multiprocessor, or the memory's bytes."""
+        """Estimated time in microseconds: rounds of warpgroups that share a multiprocessor, or the memory traffic."""
         p, form, groups = self.problem, self.form, self.columns / 8
         warpgroups, room = -(-p.n * self.tiles // units) * form.warpgroups, self.blocks * form.warpgroups
         products = self.lines * self.steps * max(self.columns / 2, 16 + self.columns / 4) * _PRODUCTS
@@ -239,13 +239,13 @@ class Layer:
 
 
 def in_slices(weight: torch.Tensor, layer: Layer) -> torch.Tensor:
-    """The weight as products read it: [r, steps, 2 units, 8 x 8 filters, pixels, 4 channels], zeros for what is not there.
+    """The weight in the layout of the products: [r, steps, 2 units, 8 x 8 filters, pixels, 4 channels], padded with zeros.
 
-    Filters that are there twice have their second place a row of y further down.
+    Paired filters are shifted by one row of y in their second copy.
 
     Args:
         weight: [k, c, r, s].
-        layer: whose weight it is.
+        layer: sizes of the layer.
     """
     pad = torch.nn.functional.pad
     if layer.further:
@@ -259,7 +259,7 @@ def in_slices(weight: torch.Tensor, layer: Layer) -> torch.Tensor:
 
 
 def forms(problem: ConvProblem) -> Iterator[FirstLayerTile]:
-    """Forms that have room."""
+    """Configurations that fit."""
     most = problem.y_spec.shape[2]
     for rows, warpgroups, paired in product(_ROWS, _WARPGROUPS, (False, True)):
         form = FirstLayerTile(rows * 2 if paired else rows, warpgroups, paired)

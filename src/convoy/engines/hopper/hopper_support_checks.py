@@ -1,4 +1,4 @@
-"""What kernels in CUDA C for Hopper ask of a problem and a target, each "no" with its reason."""
+"""Support checks of the CUDA C kernels for Hopper; each refusal has a reason."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from convoy.target import Target
 
 
 def hopper_alone(target: Target) -> Support:
-    """Compute capability 9.0 and no other, with the packages that compile and launch."""
+    """Accept compute capability 9.0 only, if the packages that compile and launch are installed."""
     if target.capability != 90:
         return Support.no(f"is made for compute capability 9.0 alone, got {target.arch}")
     return Support.no(absence()) if absence() else Support.yes()
 
 
 def whole_vectors(problem: ConvProblem, each: int) -> Support:
-    """Channels and filters in multiples of sixteen bytes, of values of so many."""
+    """Accept channels and filters that are multiples of 16 bytes, for values of `each` bytes."""
     whole = 16 // each
     if problem.c % whole or problem.k % whole:
         return Support.no(f"needs c and k as multiples of {whole}, got {problem.c} and {problem.k}")
@@ -27,14 +27,14 @@ def whole_vectors(problem: ConvProblem, each: int) -> Support:
 
 
 def im2col(problem: ConvProblem) -> Support:
-    """What the tensor-copy unit can be told of x."""
+    """Accept problems whose x TMA can copy in im2col mode."""
     if not PixelMap.of(problem, 64).fits(problem):
         return Support.no("needs padding and filter under 128, and strides up to 8")
     return Support.yes()
 
 
 def copied_product(problem: Problem, target: Target, direction: str = "fprop") -> Support:
-    """A dense convolution that tensor cores compute from tensor copies, fp32 as TF32; of no images too."""
+    """Accept a dense convolution for tensor cores and TMA copies, fp32 as TF32; an empty batch too."""
     if not (found := product_support(problem, target, direction, empty=True)) or not (found := hopper_alone(target)):
         return found
     assert isinstance(problem, ConvProblem)

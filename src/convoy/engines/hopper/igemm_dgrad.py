@@ -1,4 +1,4 @@
-"""cuda.dgrad: gradients of x with a stride of 1, as convolutions by `swapped.cu` (docs/kernels/hopper.md)."""
+"""cuda.dgrad: gradients of x with a stride of 1, as convolutions by `igemm_swap_ab.cu` (docs/kernels/hopper.md)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from convoy.support import Support
 from convoy.target import Target
 
 BOX = 64
-"""Rows of a box of a weight that products turn over."""
+"""Rows of a box of a weight that products transpose."""
 
 
 class GradientExecutable(UnpackedExecutable):
-    """dx of one problem: a convolution of dy with the weight turned round."""
+    """dx of one problem: a convolution of dy with the transposed weight."""
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Nothing: the weight is an argument."""
@@ -32,7 +32,7 @@ class GradientExecutable(UnpackedExecutable):
         return ()
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """One launch; none for a batch of no images."""
+        """Launch the kernel; an empty batch needs none."""
         del workspace
         dy, weight = dense_nhwc("dy", buffers.args[0]), dense_nhwc("weight", buffers.args[1])
         if self.problem.n:
@@ -40,7 +40,7 @@ class GradientExecutable(UnpackedExecutable):
 
 
 def turned(problem: ConvProblem) -> ConvProblem:
-    """The convolution over dy that makes dx, of stride 1: channels and filters change their roles."""
+    """The convolution over dy that computes dx at stride 1: channels and filters are exchanged."""
     return replace(
         problem, direction="fprop", c=problem.k, k=problem.c, h=problem.p, w=problem.q, epilogue=Epilogue(),
         pad_h=(problem.r - 1) * problem.dilation_h - problem.pad_h,
@@ -73,7 +73,7 @@ class GradientEngine(SwappedForms):
         return turned(problem)
 
     def build_tile(self, problem: ConvProblem, form: SwapAbTile, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+        """Compile one configuration; needs no GPU."""
         return GradientExecutable(self.id, turned(problem), form, target, FilterMap.of(problem, BOX))
 
 

@@ -1,4 +1,4 @@
-"""cuda.fresh: `swapped.cu` on weights as they lie, for training (docs/kernels/hopper.md)."""
+"""cuda.fresh: `igemm_swap_ab.cu` with weights that are not packed, for training (docs/kernels/hopper.md)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from convoy.target import Target
 
 
 class UnpackedExecutable(SwappedExecutable):
-    """One form for one problem.
+    """The kernel of one tile configuration for one problem.
 
     Args:
-        engine: whose it is.
-        problem: the convolution that is computed.
-        form: how the work is cut.
+        engine: the engine's id, for messages.
+        problem: the convolution to compute.
+        form: the tile configuration.
         target: the device.
-        weight_map: of the weight as it lies.
+        weight_map: the TMA descriptor of the weight, which is not packed.
     """
 
     def __init__(
@@ -36,16 +36,16 @@ class UnpackedExecutable(SwappedExecutable):
         self.weight_map = weight_map
 
     def in_order(self, weight: torch.Tensor) -> torch.Tensor:
-        """As it is; raises LaunchError where it does not lie as [k, r, s, c]."""
+        """The weight itself; raises LaunchError unless its memory is [k, r, s, c]."""
         return dense_nhwc("weight", weight)
 
     def weight_argument(self, weight: torch.Tensor) -> Any:
-        """Its descriptor."""
+        """The weight's tensor map."""
         return self.weight_map.encode(self.problem.weight_dtype, weight)
 
 
 def half_product(problem: Problem, target: Target, direction: str) -> Support:
-    """A dense convolution in half types: in these alone a product turns an operand over."""
+    """Accept a dense convolution in half types: only these products can transpose an operand."""
     if not (found := copied_product(problem, target, direction)):
         return found
     assert isinstance(problem, ConvProblem)
@@ -63,7 +63,7 @@ class FreshEngine(SwappedForms):
     tile_config = UnpackedForm
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Forward convolutions with a fresh weight in fp16 or bf16 and NHWC on Hopper, c and k multiples of 8."""
+        """Forward convolutions with a dynamic weight in fp16 or bf16 and NHWC on Hopper, c and k multiples of 8."""
         if not (found := half_product(problem, target, "fprop")):
             return found
         assert isinstance(problem, ConvProblem)
@@ -72,7 +72,7 @@ class FreshEngine(SwappedForms):
         return Support.yes()
 
     def build_tile(self, problem: ConvProblem, form: SwapAbTile, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+        """Compile one configuration; needs no GPU."""
         return UnpackedExecutable(self.id, problem, form, target, FilterMap.of(problem, form.filters))
 
 

@@ -1,4 +1,4 @@
-"""cuda.split_fp32: strict fp32 convolution by products of halves, with `swapped.cu` (docs/kernels/strict-fp32.md)."""
+"""cuda.split_fp32: strict fp32 convolution by products of half types, with `igemm_swap_ab.cu` (docs/kernels/strict-fp32.md)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from convoy.support import Support
 from convoy.target import Target
 
 _PLANE_BYTES: Final = 2
-"""Of a plane's value."""
+"""Bytes of a value in a plane."""
 
 
 def of_planes(problem: ConvProblem) -> ConvProblem:
-    """The problem whose x and weight are halves."""
+    """The same problem with x and weight in a half type."""
     return replace(problem, x_dtype="fp16", weight_dtype="fp16")
 
 
 def planes_in_blocks(weight: torch.Tensor, form: SwapAbTile) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both planes of each block, one behind the other (`in_blocks`), and 1 / s of every filter."""
+    """Both planes of each block, one after the other (`in_blocks`), and 1 / scale of every filter."""
     high, low, inverse = split_weight(weight)
     return torch.stack((in_blocks(high, form), in_blocks(low, form)), dim=2), inverse
 
 
 class SplitExecutable(SwappedExecutable):
-    """Three launches (largest |x|, planes, product); two where x has marks."""
+    """Three launches (largest |x|, planes, product); two if x comes with its maximum."""
 
     def __init__(self, engine: str, problem: ConvProblem, form: SwapAbTile, target: Target) -> None:
         super().__init__(engine, of_planes(problem), form, target)
@@ -44,12 +44,12 @@ class SplitExecutable(SwappedExecutable):
         self.workspace_bytes = plane_bytes(problem.x_spec.elements)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """Both planes of the weight; the bias; 1 / s of every filter."""
+        """Both planes of the weight, the bias, and 1 / scale of every filter."""
         planes, inverse = planes_in_blocks(constants[0].detach(), self.form)
         return (planes, *(bias.detach().contiguous() for bias in constants[1:]), inverse)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """Split x, and multiply."""
+        """Split x into planes, and multiply."""
         room = scratch(workspace, self.workspace_bytes)
         assert room is not None
         marks = buffers.args[-1] if len(buffers.args) > 1 + self.problem.epilogue.residual else None
@@ -62,7 +62,7 @@ class SplitExecutable(SwappedExecutable):
 
 
 class SplitFp32Engine(SwappedForms):
-    """fp16x3 with short sums; see `swapped.cu`."""
+    """fp16x3 with short sums; see `igemm_swap_ab.cu`."""
 
     id = "cuda.split_fp32"
     devices = ("cuda",)
@@ -88,17 +88,17 @@ class SplitFp32Engine(SwappedForms):
         return of_planes(problem)
 
     def estimate_tile_us(self, problem: ConvProblem, form: SwapAbTile, units: int) -> float:
-        """The product's, and what splits x."""
+        """The estimate of the product and of splitting x."""
         return super().estimate_tile_us(problem, form, units) + split_us(problem.x_spec.elements)
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
-        """Planes of x."""
+        """Bytes of the planes of x."""
         del knobs
         assert isinstance(problem, ConvProblem)
         return plane_bytes(problem.x_spec.elements)
 
     def build_tile(self, problem: ConvProblem, form: SwapAbTile, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+        """Compile one configuration; needs no GPU."""
         return SplitExecutable(self.id, problem, form, target)
 
 

@@ -1,4 +1,4 @@
-"""cuda.swapped: convolution with filters as the rows of its products, as `swapped.cu` does it (docs/kernels/hopper.md).
+"""cuda.swapped: convolution with filters as the rows of its products, by `igemm_swap_ab.cu` (docs/kernels/hopper.md).
 
 y = activation(conv(x, weight) + bias + residual)
 """
@@ -29,18 +29,18 @@ from convoy.target import Target
 _TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 _PIECES: Final = 8
-"""Of sixteen bytes, in a row of a block."""
+"""Vectors of 16 bytes in a row of a block."""
 
 
 def in_blocks(weight: torch.Tensor, form: SwapAbTile) -> torch.Tensor:
-    """The weight in the order in which it is copied: [tiles of filters, blocks, filters of a tile, channels of a block].
+    """The weight in the order of the copies: [tiles of filters, blocks, filters of a tile, channels of a block].
 
-    A block is one tap and 128 bytes of channels, in the 128-byte swizzle; with a halo all taps of some channels follow each
-    other, else all channels of a tap. Filters and channels that are not there are zeros.
+    A block is one tap and 128 bytes of channels, in the 128-byte swizzle. With a halo the taps of one block of channels follow
+    each other, otherwise the blocks of channels of one tap. Missing filters and channels are zeros.
 
     Args:
         weight: [k, c, r, s].
-        form: how the work is cut.
+        form: the tile configuration.
     """
     k, c, r, s = weight.shape
     filters, together = form.filters, form.filters * form.cluster
@@ -56,7 +56,7 @@ def in_blocks(weight: torch.Tensor, form: SwapAbTile) -> torch.Tensor:
 
 
 def products(dtype: str, form: SwapAbTile) -> str:
-    """The wgmma functions of a kernel on operands of a dtype."""
+    """The wgmma functions of a kernel for operands of a dtype."""
     if form.sparse:
         return wgmma_sparse_function(form.pixels, dtype)
     made = wgmma_function(form.pixels, dtype)
@@ -66,12 +66,12 @@ def products(dtype: str, form: SwapAbTile) -> str:
 
 
 class SwappedExecutable(Executable):
-    """One form for one problem.
+    """The kernel of one tile configuration for one problem.
 
     Args:
-        engine: whose it is.
-        problem: what the engine takes.
-        form: how the work is cut.
+        engine: the engine's id, for messages.
+        problem: that the engine got.
+        form: the tile configuration.
         target: the device.
     """
 
@@ -88,23 +88,23 @@ class SwappedExecutable(Executable):
         self.pixel_map = pixel_map(problem, form)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """The weight in the order in which it is copied; the bias as it is."""
+        """The weight in the order of the copies, and the bias."""
         return (self.in_order(constants[0].detach()), *(bias.detach().contiguous() for bias in constants[1:]))
 
     def in_order(self, weight: torch.Tensor) -> torch.Tensor:
-        """See `in_blocks`; rounded where TF32 would cut it."""
+        """The weight by `in_blocks`, fp32 rounded to TF32."""
         return in_blocks(round_tf32(weight), self.form)
 
     def weight_argument(self, weight: torch.Tensor) -> Any:
-        """What the kernel is told of the packed weight."""
+        """The kernel's argument for the packed weight."""
         return pointer(weight)
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
-        """Where the slice keeps to sixteen bytes."""
+        """Whether pixels and the slice start at multiples of 16 bytes."""
         return fits_tma(_TORCH[self.problem.y_dtype], pitch, offset)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """One launch; none for a batch of no images."""
+        """Launch the kernel; an empty batch needs none."""
         del workspace
         if self.problem.n:
             self.multiply(buffers.args[0], buffers)
@@ -112,12 +112,12 @@ class SwappedExecutable(Executable):
     def multiply(
         self, pixels: torch.Tensor, buffers: Buffers, scales: Sequence[torch.Tensor | None] = (None, None)
     ) -> None:
-        """The kernel.
+        """Launch the kernel.
 
         Args:
-            pixels: what the map describes: x, or its planes.
-            buffers: those of the launch.
-            scales: 1 / s of x and of every filter, where there are planes.
+            pixels: the tensor that the pixel map describes: x, or its planes.
+            buffers: of the launch.
+            scales: 1 / scale of x and of every filter, if there are planes.
         """
         problem, form = self.problem, self.form
         x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
@@ -135,13 +135,13 @@ class SwappedExecutable(Executable):
             arguments += [pointer(scale) for scale in scales]
         device, threads, size = x.device.index or 0, 128 * (form.consumers + 1), form.cluster * form.split
         clusters = form.units(problem)
-        if form.split == 1 and form.staged < 2:  # otherwise sums or results have room for one tile
+        if form.split == 1 and form.staged < 2:  # otherwise a block has memory for the sums or results of one tile
             clusters = min(clusters, self.function.clusters(device, threads, size))
         self.function.launch(device, clusters * size, threads, arguments, cluster=size, dependent=True)
 
 
 class SwappedForms(TiledKernelEngine[SwapAbTile]):
-    """What engines of `swapped.cu` share: its forms, for the convolution that is computed."""
+    """Base of the engines of `igemm_swap_ab.cu`: tile configurations for the convolution that the kernel computes."""
 
     version = 1
     family = "implicit_gemm"
@@ -150,7 +150,7 @@ class SwappedForms(TiledKernelEngine[SwapAbTile]):
     tile_config = SwapAbTile
 
     def computed(self, problem: ConvProblem) -> ConvProblem:
-        """What the kernel computes for a problem."""
+        """The convolution that the kernel computes for a problem."""
         return problem
 
     def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[SwapAbTile]:
@@ -163,22 +163,22 @@ class SwappedForms(TiledKernelEngine[SwapAbTile]):
 
 
 class SwappedEngine(SwappedForms):
-    """Filters as rows, copies that wait for nothing, splits and halos; see `swapped.cu`."""
+    """Filters as rows, copies ahead of the products, splits and halos; see `igemm_swap_ab.cu`."""
 
     id = "cuda.swapped"
     devices = ("cuda",)
     writes_slices = True
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
+        """Dense NHWC convolutions on Hopper, with c and k multiples of 16 bytes; fp32 as TF32 if the numerics allow it."""
         return copied_product(problem, target)
 
     def tile_config_class(self, problem: ConvProblem) -> type[SwapAbTile]:
-        """Of fp32 results, forms without copies of them."""
+        """`WideForm` for fp32 results, otherwise `SwapAbTile`."""
         return WideForm if problem.x_dtype == "fp32" else SwapAbTile
 
     def build_tile(self, problem: ConvProblem, form: SwapAbTile, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+        """Compile one configuration; needs no GPU."""
         return SwappedExecutable(self.id, problem, form, target)
 
 

@@ -104,7 +104,7 @@ class SwapAbTile:
             raise InputError(
                 "knobs",
                 str(knobs),
-                "rows of 64 or 128, pixels up to 256, 1 to 3 consumers, 1 or 2 blocks with room, depth 1 or 2, "
+                "rows of 64 or 128, pixels up to 256, 1 to 3 consumers, 1 or 2 blocks that fit, depth 1 or 2, "
                 "a cluster of 1, 2 or 4 or a split of up to 8; with a halo staged or split, cluster 1, depth 1 or 3, "
                 "whole rows of pixels; fp32 results are not staged, planes have depth 1 and no cluster",
             )

@@ -1,4 +1,4 @@
-"""Which forms of `swapped.cu` are worth a try, by a model of their time (docs/kernels/hopper.md, sparse24.md)."""
+"""Tile configurations of `igemm_swap_ab.cu` that are worth measuring, by a cost model (docs/kernels/hopper.md, sparse24.md)."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ FormT = TypeVar("FormT", bound=SwapAbTile)
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the model knows of a device and of the kernel's products.
+    """Rates of a device and of the kernel's products in the cost model.
 
     Attributes:
         clock_ghz: of the tensor cores.
-        load_bytes_ns: into a multiprocessor with all of them loading; clusters that share copies get no more.
-        pixel_bytes_ns: the same of pixels alone, whose rows are copied one by one; a cluster's blocks copy a share each.
-        step_ns: of an iteration beside its products: a block waits, begins them, and releases.
-        latency_ns: from the release of a stage to its next full one: too few stages bound an iteration by this over their number.
-        abreast: by how much steps and latencies are shorter where a multiprocessor's two blocks have a tile each.
-        together_ns: what a cluster with the same pixels costs.
-        meeting_ns: what a split costs beside the way of its sums.
+        load_bytes_ns: into one multiprocessor while all load; clusters that share copies get no more.
+        pixel_bytes_ns: the same for pixels, whose rows are copied one by one; each block of a cluster copies a share.
+        step_ns: of an iteration besides its products: wait, begin, release.
+        latency_ns: from the release of a stage until it is full again. Divided by the stages, it bounds an iteration from below.
+        abreast: factor on steps and latencies if two blocks of a multiprocessor have a tile each.
+        together_ns: extra time of a cluster with the same pixels.
+        meeting_ns: extra time of a split besides the transfer of its sums.
         peer_bytes_ns: to the shared memory of other blocks.
         tile_ns: of each tile.
-        store_bytes_ns: each lane's own results, and those through shared memory.
-        staging_ns: results to shared memory, a meeting, and a tensor copy's own latency.
-        hidden: the part of the smaller one of a tile's stores and loop that the other hides, of two tiles in turn.
-        memory_bytes_ns: all that must be moved.
-        start_ns: everything that happens once.
-        room_ns: what room for the next kernel's blocks saves of it.
-        sharp: whether the slowest of what goes on side by side hides the others; else all are felt, as the root of their squares.
+        store_bytes_ns: of results that each lane stores, and of results through shared memory.
+        staging_ns: for results through shared memory: the write, a barrier, and the latency of a TMA store.
+        hidden: fraction of the shorter of a tile's stores and loop that overlaps with the other one, for tiles in turn.
+        memory_bytes_ns: of the memory traffic.
+        start_ns: once for each launch.
+        room_ns: how much of it is saved if the next kernel's blocks can start early.
+        sharp: whether concurrent parts take the time of the slowest; otherwise they add as the root of the sum of squares.
     """
 
     clock_ghz: float
@@ -67,7 +67,7 @@ class Rates:
     sharp: bool
 
     def felt(self, *values: float) -> float:
-        """The time of what goes on side by side."""
+        """Time of parts that run concurrently."""
         return max(values) if self.sharp else math.hypot(*values)
 
 
@@ -80,9 +80,10 @@ _SPARSE: Final = Rates(
 """Fitted to 364 times of sparse products on an H200 (standard deviation 9 percent; bench/results/pruned-nvidia-h200.csv has the
 best of them, commit 3fce82f).
 
-Results through shared memory and their latency are guesses: half of what loads get. The start is 2870 of the second version, less
-a guess at what goes on side by side now. The room is 0.9 to 1.8 us of four layers, once the clock counted a graph's launches by
-their own time (docs/kernels/sparse-weights.md, launches a graph): the fit is to times in which the graph's start hid it.
+The rate and the latency of results through shared memory are guesses: half of those of loads. The start is the 2870 ns of the
+second version, less a guess for what overlaps since then. `room_ns` is 0.9 to 1.8 us over four layers, measured once the clock
+timed a graph's launches individually (docs/kernels/sparse-weights.md, launches of a graph). In the times of this fit, the
+graph's start hid it.
 """
 
 _DENSE: Final = Rates(
@@ -92,18 +93,19 @@ _DENSE: Final = Rates(
     sharp=False,
 )  # fmt: skip
 """Fitted to 1067 times of dense products on an H100 (27 layers, fp16, batches 1 and 32): root of the mean squared relative error
-9 percent, 11 of layers that were left out; with the sparse products' numbers 18 (docs/kernels/hopper.md).
+9 percent, 11 for layers that were left out; 18 with the rates of sparse products (docs/kernels/hopper.md).
 
-Rates are those of a part alone, which none ever is: where two parts take as long, the time is 1.4 of either's. What a tile, its
-way through shared memory and a split's meeting cost beside their bytes made the fit no better. A cluster of four is a guess.
+Each rate is that of a part which runs alone. Parts never do: if two take equally long, the time is 1.4 times that of one. Terms
+for a tile, its way through shared memory and a split's barriers, besides their bytes, did not improve the fit. The extra time
+of a cluster of four is a guess.
 """
 
 _HOPEFUL: Final = 1.2
-"""A kind of form is tried where its best guess comes within this factor of the best of all."""
+"""A kind of configuration is tried if its best estimate is within this factor of the best of all."""
 
 
 def estimate_us(problem: ConvProblem, form: SwapAbTile, units: int) -> float:
-    """A guess in microseconds: the busiest multiprocessor's products and loads with its stores, and the memory's bytes."""
+    """Estimated time in microseconds: the busiest multiprocessor's products, loads and stores, and the memory traffic."""
     return _estimate_us(problem, form, units, problem.bytes_min)
 
 
@@ -119,7 +121,7 @@ def _estimate_us(problem: ConvProblem, form: SwapAbTile, units: int, moved: int)
         form.product_clocks() / rates.clock_ghz,
         (form.filters * form.filter_bytes + pixels) / rates.load_bytes_ns,
         pixels / form.cluster / rates.pixel_bytes_ns,
-        # Of the stages whose products are under way, half are as good as free.
+        # Of the stages whose products are in flight, half count as free.
         rates.latency_ns / (form.stages - form.pending / 2) / abreast,
         rates.step_ns / abreast,
     )
@@ -129,7 +131,7 @@ def _estimate_us(problem: ConvProblem, form: SwapAbTile, units: int, moved: int)
     if form.split > 1:
         sent = 4 * form.filters * form.pixels * (form.split - 1) / form.split
         store += sent / rates.peer_bytes_ns + rates.meeting_ns
-    # Of two tiles in turn, one's stores hide the next one's loads.
+    # With two tiles in turn, the stores of one overlap with the loads of the next.
     busy = tiles * (loop + store + rates.tile_ns) - (tiles - 1) * rates.hidden * min(store, loop)
     memory = moved / rates.memory_bytes_ns
     start = rates.start_ns + rates.together_ns[form.cluster] - (rates.room_ns if form.blocks > 1 else 0.0)
@@ -137,8 +139,8 @@ def _estimate_us(problem: ConvProblem, form: SwapAbTile, units: int, moved: int)
 
 
 def forms(problem: ConvProblem, units: int, kind: type[FormT], limit: int = 16) -> list[FormT]:
-    """Forms worth trying, by their guess."""
-    moved = problem.bytes_min  # a thousand guesses need it
+    """Configurations worth measuring, by rising estimate."""
+    moved = problem.bytes_min  # a thousand estimates need it
     found = [
         (_estimate_us(problem, form, units, moved), index, form)
         for index, form in enumerate(_candidates(problem, units, kind))
@@ -155,10 +157,11 @@ def _hopeful(ordered: Mapping[FormT, float]) -> list[FormT]:
 
 
 def _dense_first(ordered: Mapping[FormT, float]) -> list[FormT]:
-    """Of each tile's twins one; first the best of each number of filters, with its results' way, then by their guess.
+    """One of each tile's equivalent configurations: first the best by number of filters and way of storing, then by estimate.
 
     With a halo three taps an iteration are always faster than one (25 pairs, 11 percent), and rows of one column more than the
-    image than rows of whole eights (51 of 62 pairs, 2 percent). Through the ring or not, results take as long (19 pairs).
+    image are faster than rows that are multiples of eight (51 of 62 pairs, 2 percent). Results take as long through the ring
+    buffer as through memory of their own (19 pairs).
     """
     alone: dict[tuple[int, ...], FormT] = {}
     for form in ordered:
@@ -171,32 +174,32 @@ def _dense_first(ordered: Mapping[FormT, float]) -> list[FormT]:
 
 
 def _sparse_first(ordered: Mapping[FormT, float]) -> list[FormT]:
-    """Of each kind of cluster, split, room, depth and halo the best, then of other tiles.
+    """First the best of each kind of cluster, split, blocks per multiprocessor, depth and halo, then the best of other tiles.
 
     The best two whose results go through shared memory are tried without that too.
     """
     own = {replace(form, stages=0): form for form in ordered if not form.staged}
     known = [own[replace(form, stages=0, staged=0)] for form in ordered if not form.halo and form.staged][:2]
-    # What sharing, splitting, room and depth bring is the least certain: each is tried where it might win.
+    # The benefit of clusters, splits, blocks per multiprocessor and depth is the least certain, so each is tried.
     chosen = _first(_hopeful(ordered), lambda form: (form.cluster, form.split, form.blocks, form.depth, form.halo))
     tiles = _first(ordered, lambda form: (form.cluster, form.split, form.blocks, form.pixels, form.filters, form.halo))
     return [*known, *chosen, *tiles, *ordered]
 
 
 def _first(ordered: Iterable[FormT], kind: Callable[[FormT], tuple[int, ...]]) -> list[FormT]:
-    """The first one of each kind, the kind whose last one comes first in front."""
+    """The first of each kind; kinds whose last value is best come first."""
     return list({kind(form): form for form in reversed(list(ordered))}.values())[::-1]
 
 
 _SHAPES: Final = ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2))
-"""(rows, consumers) of the forms."""
+"""(rows, consumers) to try."""
 
 _MOST_TOGETHER: Final = 2
-"""Blocks with the same pixels. Clusters of four won none of 26 layers with 2:4 weights."""
+"""Most blocks with the same pixels. Clusters of four won none of 26 layers with 2:4 weights."""
 
 
 def _widths(total: int, groups: int, form: SwapAbTile, units: int) -> list[int]:
-    """Pixels of a tile: some round numbers, and those that fill one to three rounds of the device with nothing left over."""
+    """Pixels of a tile: some round numbers, and those that fill one to three rounds of the device completely."""
     whole = 8 * form.cluster
     even = (-(-total // max(1, rounds * form.resident(units) // groups)) for rounds in (1, 2, 3))
     found = {-(-width // whole) * whole for width in (32, 64, 96, 128, 160, 192, 224, 256, *even)}
@@ -204,7 +207,7 @@ def _widths(total: int, groups: int, form: SwapAbTile, units: int) -> list[int]:
 
 
 def _halos(problem: ConvProblem, kind: type[SwapAbTile]) -> Iterator[tuple[int, int]]:
-    """(columns of a row, pixels of a tile) where taps may read one copy: an image's rows in so many equal parts."""
+    """(columns of a row, pixels of a tile) with which all taps can read one copy: an image's rows in equal parts."""
     widths = {(problem.w // 8 + 1) * 8, *([problem.w + 1] if kind.odd_rows else [])}
     if SwapAbTile(64, problem.w + 8, 2, 1, 1, staged=1, halo=problem.w + 1).fits(problem):
         rows = {-(-problem.p // parts) for parts in range(1, problem.p + 1)}
@@ -239,13 +242,13 @@ def _candidates(problem: ConvProblem, units: int, kind: type[FormT]) -> Iterator
 
 
 def _staging(form: SwapAbTile, problem: ConvProblem, units: int) -> int:
-    """Results through the ring, where each block has one tile; residuals had better come before its end."""
+    """Ways of storing results: through the ring buffer if each block has one tile; residuals are better loaded before its end."""
     alone = form.units(problem) <= form.resident(units) and (form.split > 1 or not problem.epilogue.residual)
     return 2 if alone else 1
 
 
 def _is_held(form: SwapAbTile, problem: ConvProblem, units: int) -> bool:
-    """Whether there are registers for a form's sums, and of a split no more tiles than run at one time."""
+    """Whether the registers hold a configuration's sums, and a split has no more tiles than run at one time."""
     if form.sums > _most_sums(form, problem.epilogue.activation):
         return False
     if form.blocks > 1 and form.pixels > MOST_SHARED_PIXELS:
@@ -254,16 +257,16 @@ def _is_held(form: SwapAbTile, problem: ConvProblem, units: int) -> bool:
 
 
 def _most_sums(form: SwapAbTile, activation: str) -> int:
-    """`MOST_SUMS`; none where there are no registers for so many, fewer where an activation's division wants some."""
+    """`MOST_SUMS`; 0 if a thread has no registers for so many, and less if an activation with a division needs some."""
     most = MOST_SUMS.get((form.consumers, form.blocks), 0)
     most -= SPLIT_PLANES if form.planes > 1 and form.split > 1 else 0
     return most - 8 if form.consumers == 2 and activation in DIVIDING else most
 
 
 def _deep(form: FormT, staged: int, problem: ConvProblem, units: int) -> Iterator[FormT]:
-    """A form that is not staged so, with a ring of as many stages as there is room and work for.
+    """The configuration, not staged, with as many stages as the shared memory and the iterations allow.
 
-    None where three do not fit or a block has no work.
+    None if three do not fit or a block has no iterations.
     """
     if form.split > 1 and (form.split - 1) * form.each(problem) >= form.steps(problem):
         return
@@ -271,6 +274,6 @@ def _deep(form: FormT, staged: int, problem: ConvProblem, units: int) -> Iterato
     work = form.each(problem) * -(-form.units(problem) // form.resident(units))
     stages = min(MOST_STAGES, room // (form.stage_bytes + 16), max(3, work))
     if form.cluster > 1 and stages > 3:
-        stages -= stages % 2  # with an odd number, one thread alone copies a cluster's pixels
+        stages -= stages % 2  # with an odd number, a single thread copies a cluster's pixels
     if stages >= 3 and (staged < 2 or form.result_bytes <= stages * form.stage_bytes):
         yield replace(form, stages=stages, staged=staged)

@@ -63,7 +63,7 @@ class IgemmTile:
             raise InputError(
                 "knobs",
                 str(knobs),
-                "rows of 64 or 128, filters up to 256, 1 to 3 consumers, clusters of 1 or 2 or a split, with room",
+                "rows of 64 or 128, filters up to 256, 1 to 3 consumers, clusters of 1 or 2 or a split, within 227 KB",
             )
         return form
 

@@ -1,4 +1,4 @@
-"""cuda.wgrad: gradients of a weight, both operands as they lie, by `wgrad.cu` (docs/kernels/training.md)."""
+"""cuda.wgrad: gradients of a weight, whose operands are not packed, by `igemm_wgrad.cu` (docs/kernels/training.md)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from convoy.target import Target
 
 
 class WeightGradientExecutable(Executable):
-    """One form for one problem.
+    """The kernel of one tile configuration for one problem.
 
     Args:
-        engine: whose it is.
+        engine: the engine's id, for messages.
         problem: a weight gradient.
-        form: how the work is cut.
+        form: the tile configuration.
         target: the device.
     """
 
@@ -48,7 +48,7 @@ class WeightGradientExecutable(Executable):
             )
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """One launch, a second where shares go through memory; none for a batch of no images."""
+        """Launch the kernel, and a second one if shares are added in memory; an empty batch needs none."""
         x, dy, dweight = asked(self.problem, buffers)
         if self.sizes is None:
             dweight.zero_()
@@ -60,20 +60,20 @@ class WeightGradientExecutable(Executable):
             self.reduce.launch(sums, dweight, None, None)
 
     def multiply(self, x: torch.Tensor, dy: torch.Tensor, out: torch.Tensor) -> None:
-        """The kernel, which writes the gradient, or every share's sums."""
+        """Launch the kernel, which writes the gradient, or the sums of every share."""
         problem, form = self.problem, self.form
         arguments = [
             self.x_map.encode(problem.x_dtype, x), self.dy_map.encode(problem.y_dtype, dy), pointer(out), self.sizes,
         ]  # fmt: skip
         device, threads = x.device.index or 0, 128 * (form.consumers + 1)
         clusters = form.units(problem)
-        if form.split == 1:  # otherwise the ring has the sums of one tile
+        if form.split == 1:  # otherwise the ring buffer holds the sums of one tile
             clusters = min(clusters, self.function.clusters(device, threads, 1))
         self.function.launch(device, clusters * form.split, threads, arguments, cluster=form.split, dependent=True)
 
 
 def share_bytes(problem: ConvProblem, form: IgemmWgradTile) -> int:
-    """Room for the shares' sums in fp32; none where there is one."""
+    """Workspace bytes for the fp32 sums of the shares; 0 if there is one share."""
     return 4 * form.shares * problem.weight_spec.elements if problem.n and form.shares > 1 else 0
 
 
@@ -104,12 +104,12 @@ class WeightGradientEngine(TiledKernelEngine[IgemmWgradTile]):
         return estimate_us(problem, form, units)
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
-        """The shares' sums."""
+        """Bytes of the shares' sums."""
         assert isinstance(problem, ConvProblem)
         return share_bytes(problem, IgemmWgradTile.of(knobs))
 
     def build_tile(self, problem: ConvProblem, form: IgemmWgradTile, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+        """Compile one configuration; needs no GPU."""
         return WeightGradientExecutable(self.id, problem, form, target)
 
 

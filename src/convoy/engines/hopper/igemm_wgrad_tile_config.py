@@ -1,4 +1,4 @@
-"""How `wgrad.cu` cuts a weight's gradient, what that takes of a multiprocessor, and what the kernel is told of it."""
+"""IgemmWgradTile: how `igemm_wgrad.cu` tiles a weight's gradient, the resources this takes, and the kernel's parameters."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from convoy.problem import ConvProblem, Knobs
 from convoy.problem.spec import DTYPE_BYTES
 
 GROUP: Final = 64
-"""Filters or channels of one copy: as many half values as the widest swizzle spans."""
+"""Filters or channels of one copy: as many half-type values as the widest swizzle spans."""
 
 MOST_SHARES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class IgemmWgradTile:
-    """How the work is cut.
+    """A tile configuration of `igemm_wgrad.cu`.
 
     Attributes:
-        rows: filters of a multiplying warpgroup, 64 or 128.
+        rows: filters of a consumer warpgroup, 64 or 128.
         columns: of a tile, in groups of 64 channels of a tap; up to 256.
         pixels: of an iteration, 64 or 128.
-        stages: depth of the ring.
-        consumers: multiplying warpgroups.
+        stages: of the ring buffer.
+        consumers: number of consumer warpgroups, which multiply.
         split: blocks of a cluster that share a tile, each with some of the pixels.
-        shares: clusters, or blocks, that share a tile: their sums go through memory, and another kernel adds them.
-        blocks: that a multiprocessor has room for, 1 or 2.
+        shares: clusters, or blocks, that share a tile; their sums go to memory, and another kernel adds them.
+        blocks: per multiprocessor, 1 or 2.
     """
 
     rows: int
@@ -56,7 +56,7 @@ class IgemmWgradTile:
 
     @classmethod
     def of(cls, knobs: Knobs) -> Self:
-        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        """Inverse of `knobs`; raises InputError for knobs without a valid kernel."""
         form = cls(**{field.name: knobs.integer(field.name) for field in fields(cls)})
         right = form.rows in (64, 128) and form.columns in (64, 128, 192, 256)
         right &= (
@@ -67,35 +67,35 @@ class IgemmWgradTile:
             raise InputError(
                 "knobs",
                 str(knobs),
-                "rows of 64 or 128, 64 to 256 columns, 64 or 128 pixels, 1 to 3 consumers, 1 or 2 blocks with room, "
+                "rows of 64 or 128, 64 to 256 columns, 64 or 128 pixels, 1 to 3 consumers, 1 or 2 blocks that fit, "
                 "a split of up to 8 whose sums fit the ring, and up to 64 shares",
             )
         return form
 
     @property
     def filters(self) -> int:
-        """Of a tile."""
+        """Filters of a tile."""
         return self.rows * self.consumers
 
     @property
     def stage_bytes(self) -> int:
-        """Both operands of one iteration."""
+        """Bytes of both operands of one iteration."""
         return (self.filters + self.columns) // GROUP * self.pixels * ROW_BYTES
 
     @property
     def ring_bytes(self) -> int:
-        """All stages."""
+        """Bytes of all stages."""
         return self.stages * self.stage_bytes
 
     @property
     def inbox_bytes(self) -> int:
-        """What a block of a split gets from the others: its share of a tile's sums, in items of sixteen columns."""
+        """Bytes that a block of a split receives: the other blocks' sums of its share of a tile, in items of 16 columns."""
         owned = -(-(self.rows // 64 * self.columns // 16) // self.split)
         return self.consumers * owned * (self.split - 1) * 4096
 
     @property
     def shared_bytes(self) -> int:
-        """The ring, its barriers, and what rounding the ring's start up costs."""
+        """Shared memory of a block: the ring buffer, its barriers and the alignment of its start."""
         return self.stages * (self.stage_bytes + 16) + EXTRA_BYTES
 
     def parameters(self, problem: ConvProblem) -> dict[str, int]:
@@ -109,7 +109,7 @@ class IgemmWgradTile:
         }  # fmt: skip
 
     def tiles(self, problem: ConvProblem) -> tuple[int, int]:
-        """Tiles along filters, and along all taps' channels."""
+        """Tiles along filters, and along the channels of all taps."""
         return -(-problem.k // self.filters), -(-groups(problem) // (self.columns // GROUP))
 
     def units(self, problem: ConvProblem) -> int:
@@ -118,7 +118,7 @@ class IgemmWgradTile:
         return along_filters * along_columns * self.shares
 
     def iterations(self, problem: ConvProblem) -> int:
-        """Of the whole sum."""
+        """Iterations over all pixels."""
         return -(-problem.n * problem.p * problem.q // self.pixels)
 
     def sizes(self, problem: ConvProblem) -> dict[str, int]:
@@ -138,15 +138,15 @@ class IgemmWgradTile:
         return sizes
 
     def x_map(self, problem: ConvProblem) -> PixelMap | BoxMap:
-        """X, a run of pixels at a tap a copy."""
+        """Descriptor of x: a copy is a run of pixels at one tap."""
         return self._rows(problem, problem.c) if flat(problem) else PixelMap.of(problem, self.pixels)
 
     def dy_map(self, problem: ConvProblem) -> BoxMap:
-        """Dy, as many pixels a copy."""
+        """Descriptor of dy: a copy has as many pixels as one of x."""
         return self._rows(problem, problem.k)
 
     def _rows(self, problem: ConvProblem, channels: int) -> BoxMap:
-        """A tensor with the pixels of dy, one after the other."""
+        """A tensor with the pixels of dy as consecutive rows."""
         pixels, pitch = problem.n * problem.p * problem.q, channels * DTYPE_BYTES[problem.x_dtype]
         return BoxMap((channels, pixels, 1, 1), (pitch, pixels * pitch, pixels * pitch), (GROUP, self.pixels, 1, 1))
 

@@ -1,4 +1,4 @@
-"""Which forms of `wgrad.cu` are worth a try, by a model of their time (docs/kernels/training.md)."""
+"""The tile configurations of `igemm_wgrad.cu` that are worth measuring, by a cost model (docs/kernels/training.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLOCK_GHZ: Final = 1.68
 _PEER_BYTES_NS: Final = 18.4
 _STORE_BYTES_NS: Final = 37.0
 _ROOM_NS: Final = 370.0
-"""As fitted to dense products of `swapped.cu`: see `Rates` in `igemm_swap_ab_tile_search`."""
+"""As fitted to the dense products of `igemm_swap_ab.cu`; see `Rates` in `igemm_swap_ab_tile_search`."""
 
 _LOAD_BYTES_NS: Final = 320.0
 _PIXEL_BYTES_NS: Final = 220.0
@@ -27,20 +27,21 @@ _MEMORY_BYTES_NS: Final = 2575.0
 _START_NS: Final = 1525.0
 _REDUCE_NS: Final = 795.0
 _PARTIAL_BYTES_NS: Final = 4500.0
-"""Fitted to 330 timings of 22 layers on an H100, in which a form twice as slow as the best of its layer counts a third: of the
-first six forms the best is 0.4 percent behind the best of all in the mean, and 3 percent at most (root mean square of the
-logarithm 0.18). Parts of an iteration are felt as the root of squares; a meeting is a split's, beside the way of its sums."""
+"""Fitted to 330 timings of 22 layers on an H100; configurations twice as slow as their layer's best have a weight of a third. The
+best of the first six is 0.4 percent behind the best of all in the mean, and at most 3 percent (root mean square of the logarithm
+0.18). Parts of an iteration add as the root of the sum of squares; a barrier is that of a split, besides the transfer of its
+sums."""
 
 MOST_SUMS: Final = {(1, 1): (192, 256), (2, 1): (192, 256), (3, 1): (96, 192), (1, 2): (128, 192), (2, 2): (64, 64)}
-"""Sums of a thread and columns of a product, by the numbers of multiplying warpgroups and of blocks: beyond, the assembler spills
-or refuses."""
+"""Most sums of a thread and columns of a product, by (consumer warpgroups, blocks per multiprocessor); with more, the assembler
+spills or fails."""
 
 _SHAPES: Final = ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2))
-"""(rows, consumers) of the forms."""
+"""(rows, consumers) to try."""
 
 
 def resident(form: IgemmWgradTile, units: int) -> int:
-    """Clusters that run at one time, one block a multiprocessor: larger ones lie in one part of the device, 16 or 18 of them."""
+    """Clusters that run at one time, one block per multiprocessor; a cluster must fit into a GPC of 16 or 18 of them."""
     size = form.split
     if size <= 2:
         return max(1, units // size)
@@ -48,7 +49,7 @@ def resident(form: IgemmWgradTile, units: int) -> int:
 
 
 def estimate_us(problem: ConvProblem, form: IgemmWgradTile, units: int) -> float:
-    """A guess in microseconds: the busiest multiprocessor's products, loads, exchange and stores, and the memory's bytes."""
+    """Estimated time in microseconds: the busiest multiprocessor's products, loads, exchange, stores, and memory traffic."""
     tiles = -(-form.units(problem) // resident(form, units))
     abreast = 2.0 if form.blocks > 1 and tiles > 1 else 1.0
     across = form.columns // GROUP * form.pixels * 128
@@ -72,9 +73,9 @@ def estimate_us(problem: ConvProblem, form: IgemmWgradTile, units: int) -> float
 
 
 def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[IgemmWgradTile]:
-    """Forms worth trying, by their guess: first the best of each tile, of splits and shares, then any.
+    """Configurations worth measuring, by rising estimate: first the best of each tile, split and share, then any.
 
-    Two warpgroups of 64 filters and one of 128 are the same to the model: the latter are tried of the first few alone.
+    To the model, two warpgroups of 64 filters and one of 128 are the same; the latter are tried for the first few only.
     """
     found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units))]
     ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
@@ -95,7 +96,7 @@ def _candidates(problem: ConvProblem, units: int) -> Iterator[IgemmWgradTile]:
     for (rows, consumers), columns, blocks in product(_SHAPES, (64, 128, 192, 256), (1, 2)):
         filters = rows * consumers
         if filters >= problem.k + GROUP or columns // GROUP > across:
-            continue  # a warpgroup, or a group of columns of every tile, would have nothing to do
+            continue  # a warpgroup, or a group of columns of every tile, would be idle
         sums, widest = MOST_SUMS.get((consumers, blocks), (0, 0))
         if rows // 64 * columns // 2 > sums or columns > widest:
             continue
@@ -109,14 +110,14 @@ def _candidates(problem: ConvProblem, units: int) -> Iterator[IgemmWgradTile]:
 
 
 def _shares(problem: ConvProblem, form: IgemmWgradTile, units: int) -> list[int]:
-    """One share, and as many as fill the device once or twice; each block has two iterations at least."""
+    """One share, and the numbers that fill the device once or twice; each block has at least two iterations."""
     most = min(MOST_SHARES, form.iterations(problem) // (2 * form.split))
     filling = (rounds * resident(form, units) // form.units(problem) for rounds in (1, 2))
     return sorted({1, *(shares for shares in filling if 1 < shares <= most)})
 
 
 def _deep(problem: ConvProblem, form: IgemmWgradTile, units: int) -> Iterator[IgemmWgradTile]:
-    """The form with as many stages as there is room and work for, where three fit and every block of a split has work."""
+    """The configuration with the most stages that shared memory and iterations allow; None below three or if a block is idle."""
     parts = form.split * form.shares
     if form.split > 1 and form.iterations(problem) < parts:
         return

@@ -1,4 +1,4 @@
-"""A first layer's image copied so that its windows are runs of memory, for `triton.stem_wgrad` (docs/kernels/first-layers.md)."""
+"""A copy of a first layer's image in which each window is contiguous, for `triton.stem_wgrad` (docs/kernels/first-layers.md)."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from convoy.problem.spec import DTYPE_BYTES
 from convoy.target import Target
 
 MOST_CHANNELS: Final = 4
-"""Channels of an image that is copied so."""
+"""Most channels of an image that can be copied this way."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """How the image is arranged, and the convolution that is left.
+    """The layout of the copied image, and the convolution that remains.
 
-    The copy is [n, groups, columns, rows of a group, vector]: a group holds `stride_h` rows, so that the windows of an output
-    row begin at a group, and neighbouring windows lie `stride_w` columns apart and overlap. What one window holds of a group
-    is one run of memory: it takes the place of the channels, and the groups that of the filter's rows.
+    The copy is [n, groups, columns, rows of a group, vector]. A group holds `stride_h` rows, so the windows of an output row
+    begin at a group; neighbouring windows are `stride_w` columns apart and overlap. The part of a window in one group is
+    contiguous: it takes the place of the channels, and groups take the place of the filter's rows.
     """
 
     problem: ConvProblem
 
     @cached_property
     def vector(self) -> int:
-        """Channels of the copy: 4, or 8 where windows would not begin at multiples of 16 bytes."""
+        """Channels of the copy: 4, or 8 if windows would otherwise not begin at multiples of 16 bytes."""
         p = self.problem
         return 4 if p.stride_h * p.stride_w * 4 * DTYPE_BYTES[p.x_dtype] % 16 == 0 else 8
 
     @property
     def taps(self) -> int:
-        """Groups that a window reaches over."""
+        """Groups that a window spans."""
         return -(-self.problem.r // self.problem.stride_h)
 
     @property
     def groups(self) -> int:
-        """Of an image."""
+        """Groups of an image."""
         return self.problem.p + self.taps - 1
 
     @property
     def columns(self) -> int:
-        """Of a row, a multiple of the stride."""
+        """Columns of a row, a multiple of the stride."""
         return (
             -(-((self.problem.q - 1) * self.problem.stride_w + self.problem.s) // self.problem.stride_w)
             * self.problem.stride_w
@@ -60,13 +60,13 @@ class Windows:
 
     @property
     def bytes(self) -> int:
-        """Of the copy."""
+        """Bytes of the copy."""
         p = self.problem
         return p.n * self.groups * self.columns * self.cell * DTYPE_BYTES[p.x_dtype]
 
     @cached_property
     def left(self) -> ConvProblem:
-        """What is computed on the copy: windows as channels, filters of `taps` x 1, no stride and no padding."""
+        """The convolution over the copy: windows as channels, filters of `taps` x 1, no stride and no padding."""
         p = self.problem
         return replace(
             p, c=p.s * self.cell, h=self.groups, w=p.q, r=self.taps, s=1, pad_h=0, pad_w=0, stride_h=1, stride_w=1
@@ -80,11 +80,11 @@ class Windows:
         }  # fmt: skip
 
     def source(self) -> CudaSource:
-        """The copying kernel's source."""
+        """Source of the copying kernel."""
         return kernel_source("image_windows", self.parameters())
 
     def sizes(self) -> dict[str, int]:
-        """Its run-time sizes, in the order of its structure."""
+        """The kernel's run-time sizes, in the order of its structure."""
         p = self.problem
         return {
             "groups": self.groups, "columns": self.columns, "h": p.h, "w": p.w, "pad_h": p.pad_h, "pad_w": p.pad_w,
@@ -92,7 +92,7 @@ class Windows:
 
     @property
     def strides(self) -> tuple[int, int, int]:
-        """Bytes from one window, one group, one image to the next."""
+        """Bytes from one window, group and image to the next."""
         p, each = self.problem, DTYPE_BYTES[self.problem.x_dtype]
         group = self.columns * self.cell * each
         return p.stride_w * self.cell * each, group, self.groups * group
@@ -107,7 +107,7 @@ class ImageCopy:
         self.function = Function(engine, cubin, "image_windows", 0)
 
     def launch(self, x: torch.Tensor, room: torch.Tensor) -> None:
-        """From an image to the windows' order."""
+        """Copy an image into the layout of windows."""
         windows = self.windows
         arguments = [pointer(x), pointer(room), structure("Sizes", windows.sizes())]
         blocks = windows.problem.n * windows.groups

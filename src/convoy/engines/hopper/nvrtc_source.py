@@ -12,10 +12,10 @@ from typing import Final
 from convoy.errors import InputError
 
 ACTIVATIONS: Final = ("none", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid", "gelu")
-"""An epilogue's activations; the kernels know them by their index (`enum Activation` in activation.cuh)."""
+"""Activations of an epilogue. The kernels use their index (`enum Activation` in activation.cuh)."""
 
 DIVIDING: Final = ("silu", "hardswish", "hardsigmoid", "sigmoid")
-"""Activations with a division. A division that is exact to the last bit needs a call for some operands, in 30 instructions."""
+"""Activations with a division. An exact division calls a function for some operands; 30 instructions in all."""
 
 INSTRUCTIONS_HEADER: Final = "wgmma_instructions.cuh"
 _CONFIG_SUFFIX: Final = "_config.cuh"
@@ -29,7 +29,7 @@ _OPERANDS: Final = {
     "bf16": ("k16.f32.bf16.bf16", ", 0, 0"),
     "fp32": ("k8.f32.tf32.tf32", ""),
 }
-"""dtype → the end of wgmma's name, and the operands that half types alone have (neither matrix is transposed)."""
+"""dtype → the end of the wgmma instruction's name, and the operands that only half types have (no matrix is transposed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class CudaSource:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """All text that decides what is compiled."""
+        """All text that determines the compiled code."""
         return (self.text, *(part for header in self.headers for part in header))
 
 
 def nvrtc_options(activation: str, dtype: str) -> tuple[str, ...]:
     """NVRTC's options for an activation and the dtype of the results.
 
-    Where the results are rounded to a half type, a division may be two units of fp32's last place off (see activation.cuh).
+    If results are rounded to a half type, a division may be off by two units in the last place of fp32 (see activation.cuh).
     """
     divides = activation in DIVIDING and dtype in ("fp16", "bf16")
     return ("--prec-div=false", "--define-macro=FAST_DIVISION") if divides else ()
@@ -63,13 +63,13 @@ def nvrtc_options(activation: str, dtype: str) -> tuple[str, ...]:
 
 @cache
 def header_text(name: str) -> str:
-    """A header of `include/`; raises FileNotFoundError where there is none of this name."""
+    """A header of `include/`; raises FileNotFoundError if it does not exist."""
     return (files("convoy.engines.hopper") / "include" / name).read_text(encoding="utf-8")
 
 
 @cache
 def kernel_text(kernel: str) -> str:
-    """`kernels/<kernel>.cu`."""
+    """Text of `kernels/<kernel>.cu`."""
     return (files("convoy.engines.hopper") / "kernels" / f"{kernel}.cu").read_text(encoding="utf-8")
 
 
@@ -83,7 +83,7 @@ def closure(text: str, replaced: Mapping[str, str] | None = None) -> dict[str, s
 
     Args:
         text: CUDA C++.
-        replaced: texts that take the place of headers of `include/`.
+        replaced: texts to use in place of headers of `include/`.
     """
     found: dict[str, str] = {}
     waiting = list(included(text))
@@ -101,7 +101,7 @@ def parameter_defaults(header: str) -> dict[str, int]:
 
 
 def config_header(header: str, parameters: Mapping[str, int]) -> str:
-    """A header `<kernel>_config.cuh` with a build's own numbers.
+    """A header `<kernel>_config.cuh` with the values of a build.
 
     Args:
         header: its text, with defaults.
@@ -124,9 +124,9 @@ def kernel_source(kernel: str, parameters: Mapping[str, int], instructions: str 
     """The source of `kernels/<kernel>.cu` for one build.
 
     Args:
-        kernel: the file's name without its ending.
+        kernel: the file's name without its suffix.
         parameters: values for its header `*_config.cuh`.
-        instructions: the wgmma functions of the build; empty where the kernel has none.
+        instructions: the wgmma functions of the build; empty if the kernel has none.
     """
     text = kernel_text(kernel)
     replaced = {INSTRUCTIONS_HEADER: f"#pragma once\n#include <wgmma.cuh>\n\n{instructions}"} if instructions else {}
@@ -143,8 +143,8 @@ def wgmma_function(columns: int, dtype: str, *, name: str = "wgmma", adds: bool 
         columns: a multiple of 8 up to 256.
         dtype: of the operands; fp32 means TF32.
         name: of the function.
-        adds: whether the product is added to d; else it replaces d.
-        transposed: how many operands are transposed, A before B: 0, 1 or 2. Half types alone.
+        adds: whether the product is added to d; otherwise it replaces d.
+        transposed: how many operands are transposed, A before B: 0, 1 or 2; half types only.
     """
     ending, transposes = _OPERANDS[dtype]
     transposes = f", 1, {transposed - 1}" if transposed else transposes
@@ -162,8 +162,8 @@ def wgmma_function(columns: int, dtype: str, *, name: str = "wgmma", adds: bool 
 def wgmma_sparse_function(columns: int, dtype: str) -> str:
     """`wgmma_sparse<half>(d, a, b, metadata)`: d += A · B^T over 32 columns of A, of which 16 are stored.
 
-    `metadata` says which ones; `half` says which lanes of every four give it: the first two or the last two (PTX ISA, sparsity
-    selector).
+    `metadata` tells which columns are stored. `half` selects the lanes of every four that provide it: the first two or the last
+    two (PTX ISA, sparsity selector).
     """
     kind = {"fp16": "f16", "bf16": "bf16"}[dtype]
     count = columns // 2
@@ -179,7 +179,7 @@ def wgmma_sparse_function(columns: int, dtype: str) -> str:
 
 
 def defines(values: Mapping[str, int]) -> str:
-    """Macros, for code that is generated."""
+    """Macro definitions, for generated code."""
     return "".join(f"#define {name} {value}\n" for name, value in values.items())
 
 

@@ -53,7 +53,7 @@ def library(tmp_path_factory):
         ({"c": 668, "k": 668, "groups": 668}, "a multiple of 8, got 668"),
         ({"r": 7, "s": 7, "pad_h": 3, "pad_w": 3}, "at most 25 taps, got 7 x 7"),
         ({"dilation_w": 2}, "dilation 1"),
-        ({"w": 400}, "no room for a row of 400 results"),
+        ({"w": 400}, "a row of 400 results and the pixels that it reads do not fit"),
         (dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), "fp32"), "needs fp16 or bf16, got fp32"),
     ],
 )

@@ -186,7 +186,7 @@ def roomiest(compiled: Callable[[int], tuple[bytes, str]], most: int, fewest: in
 
 
 def one_filter_a_channel(problem: ConvProblem, multiple: int) -> Support:
-    """Accept depthwise convolutions: as many groups as channels and filters, divisible by `multiple`; at most 25 taps, no dilation."""
+    """Accept as many groups as channels and filters, divisible by `multiple`, with at most 25 taps and no dilation."""
     if not problem.is_depthwise or problem.k != problem.c:
         return Support.no(f"needs groups = c = k, got {problem.groups}, {problem.c} and {problem.k}")
     if problem.c % multiple:

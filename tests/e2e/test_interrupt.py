@@ -18,7 +18,7 @@ import pytest
 from convoy import plan as plans
 from convoy.perfdb import Database
 from convoy.training.trainer.checkpoint import FORMAT
-from convoy.training.trainer.checksummed_file import read_checksummed
+from convoy.zoo.checksummed_file import read_checksummed
 from tests.e2e import planted
 from tests.e2e.command import NET, summary
 from tests.e2e.forked import joined, start

@@ -74,10 +74,36 @@ def training_step(
         SelectionError: with `deterministic`, an operator has no right and deterministic implementation.
     """
     options = StepOptions(amp, scaler, clip_grad_norm, accumulate)
-    settings = checked_settings(settings)
+    return observed_training_step(
+        model, loss_fn, optimizer, batch, options=options, plan=plan, settings=checked_settings(settings), name=name
+    )
+
+
+def observed_training_step(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    *,
+    options: StepOptions,
+    plan: str | Path | None = None,
+    settings: Settings,
+    name: str = "",
+    observer: Observer | None = None,
+) -> TrainingStep:
+    """`training_step` with its options as one value; `observer` is told of the progress."""
     try:
-        found = train_model(model, loss_fn, optimizer, batch, options=options, plan=plan, settings=settings, name=name)
-        return found.step
+        return train_model(
+            model,
+            loss_fn,
+            optimizer,
+            batch,
+            options=options,
+            plan=plan,
+            settings=settings,
+            name=name,
+            observer=observer,
+        ).step
     except CaptureError as error:
         reason = str(error)
     except (InputError, SelectionError):

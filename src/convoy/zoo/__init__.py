@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from convoy.zoo.check_images import UnreadableImage, check_images
+from convoy.zoo.data_identity import data_tokens
 from convoy.zoo.datasets import Dataset, load_dataset, own_splits
 from convoy.zoo.example import Preprocessing, example_args, preprocessing
+from convoy.zoo.head import fit_head
 from convoy.zoo.images import load_images
 from convoy.zoo.models import input_size, load_model, model_names, parse_dtype
 from convoy.zoo.torchvision_import import import_torchvision
+from convoy.zoo.weights_info import WeightsInfo, read_info
 
 __all__ = [
     "Dataset",
     "Preprocessing",
+    "UnreadableImage",
+    "WeightsInfo",
+    "check_images",
+    "data_tokens",
     "example_args",
+    "fit_head",
     "import_torchvision",
     "input_size",
     "load_dataset",
@@ -21,4 +30,5 @@ __all__ = [
     "own_splits",
     "parse_dtype",
     "preprocessing",
+    "read_info",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -12,9 +12,10 @@ import torch
 
 from convoy.errors import InputError
 from convoy.zoo.example import Preprocessing
+from convoy.zoo.image_size import ImageSize
 from convoy.zoo.images import ARRAY_FILES
 from convoy.zoo.pixels import Arrays, Chosen, Images, Resized, augmented, kept, normalised, seeded
-from convoy.zoo.sources import SPLITS, cifar10, of_path, places, split_folders, synthetic
+from convoy.zoo.sources import SPLITS, Found, cifar10, of_path, places, split_folders, synthetic
 
 SYNTHETIC: Final = "synthetic"
 CIFAR10: Final = "cifar10"
@@ -30,6 +31,8 @@ class Dataset:
         labels: class indices, int64 [n].
         classes: how many classes there are: labels lie in [0, classes).
         preprocessing: size of the images, and the statistics that `batches` normalises by.
+        class_names: name of each class; empty where neither the source nor the caller gave any.
+        files: one image file for each image, in the same order; empty where the images come from elsewhere.
     """
 
     name: str
@@ -37,6 +40,8 @@ class Dataset:
     labels: torch.Tensor
     classes: int
     preprocessing: Preprocessing
+    class_names: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -84,13 +89,22 @@ class Dataset:
 
     def shard(self, index: int, count: int) -> Dataset:
         """Every `count`-th image from the `index`-th on: one of `count` equal parts; a remainder is left out."""
-        chosen = list(range(index, len(self) - len(self) % count, count))
-        return replace(self, images=Chosen(self.images, chosen), labels=self.labels[torch.tensor(chosen)])
+        return self.subset(range(index, len(self) - len(self) % count, count))
 
     def take(self, count: int) -> Dataset:
         """The first images of each class, `count` together (or all there are), in the source's order."""
-        chosen = sorted(sorted(range(len(self)), key=places(self.labels).__getitem__)[:count])
-        return replace(self, images=Chosen(self.images, chosen), labels=self.labels[torch.tensor(chosen)])
+        return self.subset(sorted(sorted(range(len(self)), key=places(self.labels).__getitem__)[:count]))
+
+    def subset(self, indices: Sequence[int]) -> Dataset:
+        """The images at these indices, in this order."""
+        chosen = list(indices)
+        files = tuple(self.files[index] for index in chosen) if self.files else ()
+        labels = self.labels[torch.tensor(chosen, dtype=torch.int64)]
+        return replace(self, images=Chosen(self.images, chosen), labels=labels, files=files)
+
+    def image_name(self, index: int) -> str:
+        """The file of an image, or its number in the source."""
+        return str(self.files[index]) if self.files else f"image {index}"
 
 
 def load_dataset(
@@ -99,6 +113,7 @@ def load_dataset(
     *,
     preprocessing: Preprocessing,
     classes: int | None = None,
+    class_names: Sequence[str] = (),
     limit: int | None = None,
 ) -> Dataset:
     """Open a source of labelled images. Nothing is downloaded, and nothing in a file is unpickled.
@@ -117,6 +132,8 @@ def load_dataset(
             image of each class to `test`, the others to `train`.
         preprocessing: size and statistics that the model wants (`convoy.zoo.preprocessing(name)`).
         classes: outputs of the model; data with a label beyond them are refused. `synthetic` has as many (None: 10).
+        class_names: name of the class that each output of the model stands for. Labels are given by these names where the
+            source has names too: a folder `square` gets the number of the output that stands for `square`.
         limit: take so many images, the first of each class; None: all.
 
     Raises:
@@ -127,22 +144,42 @@ def load_dataset(
     for name, value in (("limit", limit), ("classes", classes)):
         if value is not None and value < 1:
             raise InputError(name, value, "an integer of at least 1")
+    found = _opened(source, split, preprocessing.size, classes or len(class_names) or 10)
+    if len(found.images) == 0:
+        raise InputError("data", source, "at least one image", f"Its split {split!r} has none.")
+    found = _by_name(found, class_names, source)
+    if classes is not None and found.classes > classes:
+        raise InputError(
+            "data", source, f"at most the {classes} classes that the model tells apart", f"It has {found.classes}."
+        )
+    made = Dataset(source, found.images, found.labels, found.classes, preprocessing, found.names, found.files)
+    made = made if limit is None else made.take(limit)
+    return replace(made, images=kept(made.images, preprocessing.size)) if _is_decoded(found.images) else made
+
+
+def _opened(source: str, split: str, size: ImageSize, classes: int) -> Found:
     word, _, rest = source.partition(":")
     if word == SYNTHETIC:
-        images, labels, total = synthetic(source, rest, split, preprocessing.size, classes or 10)
-    elif word == CIFAR10:
-        images, labels, total = cifar10(source, rest, split, preprocessing.size)
-    else:
-        images, labels, total = of_path(Path(source), split, preprocessing.size)
-    if len(images) == 0:
-        raise InputError("data", source, "at least one image", f"Its split {split!r} has none.")
-    if classes is not None and total > classes:
-        raise InputError(
-            "data", source, f"at most the {classes} classes that the model tells apart", f"It has {total}."
-        )
-    found = Dataset(source, images, labels, total, preprocessing)
-    found = found if limit is None else found.take(limit)
-    return replace(found, images=kept(found.images, preprocessing.size)) if _is_decoded(images) else found
+        return synthetic(source, rest, split, size, classes)
+    return cifar10(source, rest, split, size) if word == CIFAR10 else of_path(Path(source), split, size)
+
+
+def _by_name(found: Found, names: Sequence[str], source: str) -> Found:
+    """The same images with the model's own class numbers; InputError where the model has no class of some name."""
+    if not names or not found.names or tuple(names) == found.names:
+        return replace(found, names=found.names or tuple(names)) if len(names) >= found.classes else found
+    index = {name: number for number, name in enumerate(names)}
+    unknown = [name for name in found.names if name not in index]
+    if unknown:
+        expected = f"classes among the model's {len(names)}: {listed(names)}"
+        raise InputError("data", source, expected, f"It also has {listed(unknown)}.")
+    numbers = torch.tensor([index[name] for name in found.names])
+    return replace(found, labels=numbers[found.labels], classes=len(names), names=tuple(names))
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """Names with commas, the first few of many."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def own_splits(source: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -51,6 +51,7 @@ def load_images(
     dtype: str = "fp32",
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
+    on_unreadable: Callable[[InputError], None] | None = None,
 ) -> torch.Tensor:
     """Read images as one batch [n, 3, height, width], contiguous, normalised by channel.
 
@@ -65,6 +66,7 @@ def load_images(
         dtype: of the result; the arithmetic is fp32.
         mean: by channel, of RGB in [0, 1].
         std: by channel.
+        on_unreadable: given the error of each file in a folder that cannot be read; such files are left out. None: raise it.
 
     Raises:
         InputError: naming the file that is not there or is no image, or too few images.
@@ -75,7 +77,7 @@ def load_images(
         raise InputError("batch", batch, "an integer of at least 1")
     if len(mean) != 3 or len(std) != 3 or not all(s > 0 for s in std):
         raise InputError("mean, std", (tuple(mean), tuple(std)), "three numbers each, std above 0")
-    images = itertools.chain.from_iterable(_images(Path(path)) for path in paths)
+    images = itertools.chain.from_iterable(_images(Path(path), on_unreadable) for path in paths)
     arrays = [center_crop(image, size) for image in itertools.islice(images, batch or MOST_IMAGES + 1)]
     if not arrays:
         raise InputError("input", [str(p) for p in paths], "at least one image")
@@ -90,20 +92,32 @@ def load_images(
     return pixels.to(kind).contiguous()
 
 
-def _images(path: Path) -> Iterator[Image]:
+def _images(path: Path, on_unreadable: Callable[[InputError], None] | None) -> Iterator[Image]:
     if path.is_dir():
-        known = extensions()
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and p.is_file())
+        found = image_files(path)
         if not found:
             raise InputError("input", str(path), "a folder with images in it")
         for file in found:
-            yield decode(file, str(file))
+            try:
+                image = decode(file, str(file))
+            except InputError as error:
+                if on_unreadable is None:
+                    raise
+                on_unreadable(error)
+                continue
+            yield image
     elif not path.exists():
         raise InputError("input", str(path), "a file or folder that is there")
     elif path.suffix in ARRAY_FILES:
         yield from images_of_arrays(read_arrays(path, IMAGE_ARRAYS), path)
     else:
         yield decode(path, str(path))
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All image files in and below a folder, in the order of their paths."""
+    known = extensions()
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in known and p.is_file())
 
 
 def extensions() -> frozenset[str]:
@@ -127,12 +141,30 @@ def _decoded(file: IO[bytes], name: str) -> Image:
     try:
         with Image.open(file, formats=FORMATS) as image:
             if image.width * image.height <= MOST_PIXELS:
-                return ImageOps.exif_transpose(image).convert("RGB")
+                return _rgb(ImageOps.exif_transpose(image))
             shown = f"{image.width}x{image.height}"
     except Exception as error:  # Pillow's readers of damaged files fail in many ways
         expected = "an image that Pillow can read: " + ", ".join(FORMATS)
         raise InputError("input", name, expected, f"It says: {_first_line(error)}") from error
     raise InputError("input", name, f"an image of at most {MOST_PIXELS // 1_000_000} megapixels", f"It is {shown}.")
+
+
+def _rgb(image: Image) -> Image:
+    """The image in RGB; 16-bit grey is scaled to 8 bits, where Pillow alone would cut everything above 255 to white."""
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers, whose range is not known")
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
+        bits = 8 if values.max(initial=0) > 255 or image.mode != "I" else 0
+        return image_of(np.clip(values >> bits, 0, 255).astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
+
+
+def image_of(pixels: np.ndarray) -> Image:
+    """A Pillow image of uint8 pixels, [h, w] or [h, w, 3]."""
+    from PIL import Image
+
+    return Image.fromarray(pixels)
 
 
 def center_crop(image: Image, size: ImageSize) -> np.ndarray:

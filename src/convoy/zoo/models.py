@@ -17,6 +17,7 @@ from convoy.errors import InputError
 from convoy.zoo import weights as checkpoints
 from convoy.zoo.cifar import CIFAR_NETS
 from convoy.zoo.exported import load_program
+from convoy.zoo.head import fit_heads_to
 from convoy.zoo.image_size import sides
 from convoy.zoo.initial import calibrate, initialise
 from convoy.zoo.torchvision_import import import_torchvision
@@ -53,8 +54,9 @@ def load_model(
             `path/to/file.py:factory` (a function without arguments, or a class, that gives an `nn.Module`; needs `trust`),
             or a program saved by `torch.export.save` (`net.pt2`).
         weights: `DEFAULT` (torchvision's or timm's own, by their own download), a .safetensors file with exactly the
-            model's names and shapes, or None: a random initialisation with a fixed seed that keeps activations near unit
-            scale and batch-norm statistics non-trivial, so that a numerical error shows. A .pt2 has weights of its own.
+            model's names and shapes (the last layer may have another number of outputs), a checkpoint of `convoy train`,
+            or None: a random initialisation with a fixed seed that keeps activations near unit scale and batch-norm
+            statistics non-trivial, so that a numerical error shows. A .pt2 has weights of its own.
         dtype: `fp32`, `fp16`, `bf16` or `fp64`; a .pt2 must have been exported in it.
         num_classes: outputs of the last layer, for torchvision and timm; None: as the weights file has it, else the
             model's own default.
@@ -85,7 +87,10 @@ def load_model(
                 )
             model = _from_file(file, factory)
             if weights is not None:
-                checkpoints.load_into(model, checkpoints.read(Path(weights)), Path(weights))
+                state = checkpoints.read(Path(weights))
+                if checkpoints.other_classes(model, state) is not None:
+                    fit_heads_to(model, state)
+                checkpoints.load_into(model, state, Path(weights))
         else:
             model = _from_zoo(name, weights, num_classes)
     return model.eval().to(kind)

@@ -6,6 +6,7 @@ See docs/how-to/datasets.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ import torch
 from convoy.errors import InputError
 from convoy.untrusted import read_bytes
 from convoy.zoo.image_size import ImageSize, sides
-from convoy.zoo.images import ARRAY_FILES, IMAGE_ARRAYS, extensions, read_arrays
+from convoy.zoo.images import ARRAY_FILES, IMAGE_ARRAYS, extensions, image_files, read_arrays
 from convoy.zoo.pixels import Arrays, Files, Images, Pixels, Resized, Synthetic
 
 SPLITS: Final = ("train", "test", "all")
@@ -36,8 +37,26 @@ HELD_OUT: Final = 10
 
 SYNTHETIC_IMAGES: Final = {"train": 1024, "test": 256, "all": 1280}
 
-Found = tuple[Images, torch.Tensor, int]
-"""Images, their labels, the number of classes."""
+CIFAR10_NAMES: Final = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A source of labelled images, opened.
+
+    Attributes:
+        images: the images.
+        labels: class indices, int64 [n].
+        classes: number of classes.
+        names: of the classes; empty where the source does not say.
+        files: one image file for each image; empty where they come from elsewhere.
+    """
+
+    images: Images
+    labels: torch.Tensor
+    classes: int
+    names: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
 
 def synthetic(source: str, count: str, split: str, size: ImageSize, classes: int) -> Found:
@@ -46,7 +65,7 @@ def synthetic(source: str, count: str, split: str, size: ImageSize, classes: int
         raise InputError("data", source, "synthetic:N with N of at least 1")
     total = int(count) if count else SYNTHETIC_IMAGES[split]
     made = Synthetic.of(total, classes, size, seed=1 + SPLITS.index(split))  # test images differ from training images
-    return made, torch.arange(total) % classes, classes
+    return Found(made, torch.arange(total) % classes, classes)
 
 
 def cifar10(source: str, place: str, split: str, size: ImageSize) -> Found:
@@ -66,7 +85,7 @@ def cifar10(source: str, place: str, split: str, size: ImageSize) -> Found:
         rows = np.concatenate([_cifar10_rows(folder / name) for part in wanted for name in CIFAR10_FILES[part]])
         pixels = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy())
         images = Pixels(pixels) if sides(size) == (32, 32) else Resized(pixels, size)
-        return images, torch.from_numpy(rows[:, 0].astype(np.int64)), CIFAR10_CLASSES
+        return Found(images, torch.from_numpy(rows[:, 0].astype(np.int64)), CIFAR10_CLASSES, CIFAR10_NAMES)
     if split == "all":
         raise InputError("split", split, "train or test with a folder of two .safetensors files")
     return _of_cifar10_file(_cifar10_file(source, folder, split), "all", size)
@@ -97,9 +116,9 @@ def _cifar10_file(source: str, folder: Path, split: str) -> Path:
 
 
 def _of_cifar10_file(path: Path, split: str, size: ImageSize) -> Found:
-    images, labels, total = _of_arrays(path, split, size)
-    _check_cifar10(total - 1, path)
-    return images, labels, CIFAR10_CLASSES
+    found = _of_arrays(path, split, size)
+    _check_cifar10(found.classes - 1, path)
+    return replace(found, classes=CIFAR10_CLASSES, names=CIFAR10_NAMES)
 
 
 def of_path(path: Path, split: str, size: ImageSize) -> Found:
@@ -123,25 +142,26 @@ def _of_arrays(path: Path, split: str, size: ImageSize) -> Found:
         raise InputError("data", str(path), f"labels: an integer of at least 0 for each of its {count} images")
     own = torch.from_numpy(labels.astype(np.int64))
     chosen = _part_of(own, split)
-    return Arrays(arrays, path, chosen, size), own[chosen], int(own.max()) + 1
+    return Found(Arrays(arrays, path, chosen, size), own[chosen], int(own.max()) + 1)
 
 
 def _of_folder(path: Path, split: str, size: ImageSize) -> Found:
     own = split_folders(path)
     if own:
-        classes = sorted({name for folder in own.values() for name in _class_folders(folder)})
+        classes = sorted({name for folder in own.values() for name in class_folders(folder)})
         wanted = [folder for part, folder in own.items() if split in (part, "all")]
         if not wanted:
             raise InputError("data", str(path), f"a folder {split!r} in it, beside {', '.join(own)}")
         paths, labels = _listed(wanted, classes)
     else:
-        classes = _class_folders(path)
+        classes = class_folders(path)
         paths, labels = _listed([path], classes)
         chosen = _part_of(labels, split)
         paths, labels = [paths[i] for i in chosen], labels[chosen]
-    if not paths:
-        raise InputError("data", str(path), "a folder for each class, with images in it")
-    return Files(tuple(paths), size), labels, len(classes)
+    if not classes:
+        todo = "Move the images of each class into a folder with the class's name." if _has_images(path) else ""
+        raise InputError("data", str(path), "a folder for each class, with images in it", todo)
+    return Found(Files(tuple(paths), size), labels, len(classes), tuple(classes), tuple(paths))
 
 
 def split_folders(path: Path) -> dict[str, Path]:
@@ -152,18 +172,24 @@ def split_folders(path: Path) -> dict[str, Path]:
     return {"train": path / "train"} | ({} if test is None else {"test": test})
 
 
-def _class_folders(path: Path) -> list[str]:
-    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+def class_folders(path: Path) -> list[str]:
+    """Names of the folders in a folder that have images in or below them, sorted; hidden ones are left out."""
+    found = sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return [name for name in found if _has_images(path / name)]
+
+
+def _has_images(folder: Path) -> bool:
+    known = extensions()
+    return any(p.suffix.lower() in known for p in folder.rglob("*"))
 
 
 def _listed(folders: Sequence[Path], classes: Sequence[str]) -> tuple[list[Path], torch.Tensor]:
     """All image files below the class folders, with their labels."""
-    known = extensions()
     paths: list[Path] = []
     labels: list[int] = []
     for folder in folders:
         for label, name in enumerate(classes):
-            found = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in known and p.is_file())
+            found = image_files(folder / name)
             paths += found
             labels += [label] * len(found)
     return paths, torch.tensor(labels, dtype=torch.int64)

@@ -15,6 +15,7 @@ from torch import nn
 
 from convoy.errors import InputError
 from convoy.untrusted import escape_controls, open_file
+from convoy.zoo.checksummed_file import CHECKPOINT_FORMAT, read_checksummed, read_metadata
 from convoy.zoo.torchvision_import import import_torchvision
 
 MOST_BYTES = 64 << 30
@@ -24,22 +25,48 @@ _NO_DOWNLOAD = "weights that can be downloaded or are in the cache already"
 
 
 def read(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a .safetensors file by name; raises InputError for anything else."""
+    """The tensors of a .safetensors file, or of the model in a checkpoint of `convoy train`, by name; InputError for others."""
     from safetensors.torch import load_file
 
-    if file.suffix != ".safetensors":
-        raise InputError(
-            "weights", str(file), "DEFAULT or a .safetensors file", "Convert it: pickled weights can hold code."
-        )
+    is_checkpoint = _is_checkpoint(file)
+    if file.suffix != ".safetensors" and not is_checkpoint:
+        expected = "DEFAULT, a .safetensors file, or a checkpoint of convoy train"
+        raise InputError("weights", str(file), expected, _CONVERT if file.suffix in PICKLED else "")
     if not file.exists():
         raise InputError("weights", str(file), "a .safetensors file that is there")
     with open_file(file, MOST_BYTES, "weights"):
         pass  # a regular file: the library would wait for the writer of a pipe
+    if is_checkpoint:
+        return _model_of_checkpoint(file)
     try:
         return load_file(file)
     except Exception as error:  # the library's own errors, and torch's for types and shapes that it does not know
         said = escape_controls(f"Reading it failed: {_first_line(error)}")[:300]
         raise InputError("weights", str(file), "a whole .safetensors file", said) from error
+
+
+PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+"""Endings of files that torch.save writes."""
+
+_CONVERT = (
+    "Pickled weights can hold code. Convert them: "
+    "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'net.safetensors')."
+)
+
+
+def _is_checkpoint(file: Path) -> bool:
+    try:
+        return read_metadata(file, "weights").get("format") == CHECKPOINT_FORMAT
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def _model_of_checkpoint(file: Path) -> dict[str, torch.Tensor]:
+    state = read_checksummed(file, CHECKPOINT_FORMAT, "weights", most_bytes=MOST_BYTES)
+    model = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(model, dict):
+        raise InputError("weights", str(file), "a checkpoint with a model in it")
+    return {name: tensor for name, tensor in model.items() if isinstance(tensor, torch.Tensor)}
 
 
 def load_into(model: nn.Module, state: Mapping[str, torch.Tensor], file: Path) -> None:

@@ -69,7 +69,7 @@ def test_what_differs_is_named(
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "noise.safetensors").write_bytes(b"noise")
-    for name, expected in (("noise.safetensors", "whole"), ("absent.safetensors", "there"), ("w.pth", "pickled")):
+    for name, expected in (("noise.safetensors", "whole"), ("absent.safetensors", "there"), ("w.pth", "Pickled")):
         with pytest.raises(InputError, match=expected):
             checkpoints.read(tmp_path / name)
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError
-from convoy.training.trainer.checksummed_file import TOKEN_BYTES, read_checksummed, read_values, write_checksummed
+from convoy.zoo.checksummed_file import CHECKPOINT_FORMAT, TOKEN_BYTES, read_checksummed, read_values, write_checksummed
 
-FORMAT: Final = "convoy checkpoint 2"
+FORMAT: Final = CHECKPOINT_FORMAT
 """Files of the first format, which torch.save wrote, held no sum: damage went unnoticed. They are refused."""
 
 MOST_PROCESSES: Final = 65536
@@ -57,6 +57,7 @@ def write_checkpoint(
     schedule: torch.optim.lr_scheduler.LRScheduler,
     position: TrainingPosition,
     random: Sequence[RandomState],
+    about: Mapping[str, str] | None = None,
 ) -> None:
     """Write everything that a training needs to go on; an existing file is replaced only when the new one is complete.
 
@@ -67,6 +68,7 @@ def write_checkpoint(
         schedule: and where it is.
         position: between two updates: gradients are not written.
         random: of every process, in the order of ranks.
+        about: words about model and data, and the batch: `convoy.zoo.read_info` reads them.
 
     Raises:
         InputError: the file cannot be written.
@@ -78,6 +80,7 @@ def write_checkpoint(
         "epoch": position.epoch,
         "step": position.step,
         "random": list(random),
+        "about": dict(about or {}),
     }
     try:
         write_checksummed(path, FORMAT, state)
@@ -100,6 +103,8 @@ def read_checkpoint(
     device: torch.device,
     rank: int = 0,
     most_step: int | None = None,
+    *,
+    about: Mapping[str, str] | None = None,
 ) -> TrainingPosition:
     """Put a training where a checkpoint was written; tensors and plain values are read, nothing in the file is run.
 
@@ -113,13 +118,14 @@ def read_checkpoint(
         device: what this process trains on: its generator goes on too.
         rank: of this process: it goes on with its own random numbers. One that was not there yet takes the first one's.
         most_step: steps of an epoch; a file that was written behind more is of other batches.
+        about: this training's words: its classes must be the file's, and amid an epoch its batch and processes too.
 
     Raises:
-        InputError: no checkpoint, a damaged one, or one of another model. Nothing is changed then.
+        InputError: no checkpoint, a damaged one, or one of another model or data. Nothing is changed then.
     """
     state = read_checksummed(path, FORMAT, "checkpoint", most_bytes=_most_bytes(model))
     try:
-        if not isinstance(state, dict) or state.keys() != set(_PARTS):
+        if not isinstance(state, dict) or state.keys() - {"about"} != set(_PARTS):
             raise ValueError("it has other parts than " + ", ".join(_PARTS))
         _check_model(state["model"], model)
         _check_optimizer(state["optimizer"], optimizer)
@@ -129,6 +135,7 @@ def read_checkpoint(
             raise ValueError(
                 f"{position.step} steps of an epoch are made, which has {most_step} here: is batch the same?"
             )
+        _check_about(state.get("about", {}), about or {}, position)
         random = _own_random_state(state["random"], device, rank)
     except ValueError as error:
         raise InputError("checkpoint", str(path), "a checkpoint of this model", f"In the file, {error}.") from error
@@ -160,6 +167,16 @@ def _position(state: Mapping[str, Any]) -> TrainingPosition:
         if type(state[name]) is not int or state[name] < 0:
             raise ValueError(f"{name} is no count")
     return TrainingPosition(state["epoch"], state["step"])
+
+
+def _check_about(found: Any, own: Mapping[str, str], position: TrainingPosition) -> None:
+    """Class names are the same; so is what the order of an epoch's images depends on, where the file was written amid one."""
+    if not isinstance(found, dict) or not all(isinstance(word, str) for pair in found.items() for word in pair):
+        raise ValueError("its words are malformed")
+    for name in ("classes", *(("batch", "processes") if position.step else ())):
+        if name in found and name in own and found[name] != own[name]:
+            where = f" amid an epoch ({position.step} steps are made)" if name != "classes" else ""
+            raise ValueError(f"{name} is {found[name][:100]} and not {own[name][:100]}{where}")
 
 
 def _check_model(found: Any, model: nn.Module) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,18 @@ from convoy.pipeline.observer import Observer, ignore_progress
 from convoy.prune.accuracy import accuracy, class_scores
 from convoy.settings import Settings, checked_settings
 from convoy.training.step import TrainingStep
+from convoy.training.step_program import StepOptions
 from convoy.training.trainer.checkpoint import (
-    RandomState,
     TrainingPosition,
     random_state,
     read_checkpoint,
     remove_unfinished,
     write_checkpoint,
 )
+from convoy.training.trainer.learning_rate import cosine_rate, follow_recipe
+from convoy.training.trainer.processes import gathered_random_states, host_group, process_count, process_rank
 from convoy.training.trainer.recipe import TrainingRecipe
-from convoy.training.tune_step import training_step
+from convoy.training.tune_step import observed_training_step
 from convoy.zoo import Dataset
 
 
@@ -42,6 +43,7 @@ class EpochResult:
         accuracy: share of the test images that are right; None without such.
         images_per_s: of all processes, reading included, the first step (which builds and captures) left out.
         steps: steps made, in this process.
+        lr: learning rate of its last update.
     """
 
     number: int
@@ -49,6 +51,28 @@ class EpochResult:
     accuracy: float | None
     images_per_s: float
     steps: int
+    lr: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStart:
+    """Where a training begins.
+
+    Attributes:
+        epochs_done: epochs that the checkpoint holds; 0 for a new training.
+        step: steps of the next epoch that it holds.
+        steps: of each epoch.
+        epochs: of the whole training.
+        lr: learning rate of the next update.
+        is_resumed: whether there was a checkpoint.
+    """
+
+    epochs_done: int
+    step: int
+    steps: int
+    epochs: int
+    lr: float
+    is_resumed: bool
 
 
 def fit(
@@ -60,8 +84,10 @@ def fit(
     test: Dataset | None = None,
     observer: Observer | None = None,
     on_plan: Callable[[TrainingStep], None] | None = None,
+    on_start: Callable[[TrainingStart], None] | None = None,
+    about: Mapping[str, str] | None = None,
 ) -> Iterator[EpochResult]:
-    """Train a classifier; gives an `Epoch` after each pass.
+    """Train a classifier; gives an `EpochResult` after each pass.
 
     Under `torchrun`, give a model inside DistributedDataParallel, each process its own shard (`Dataset.shard`), and all of
     them one recipe: with a checkpoint, every process has a part in writing it.
@@ -74,12 +100,19 @@ def fit(
         test: images to take the accuracy on after each epoch.
         observer: told of tuning and of each step.
         on_plan: given the step when it has been tuned.
+        on_start: told where the training begins, before its first step.
+        about: words that are written into the checkpoint (`convoy.zoo.WeightsInfo.to_words`).
 
     Raises:
-        InputError: fewer images than a batch, fewer batches than an update, a checkpoint of another model.
+        InputError: fewer images than a batch, fewer batches than an update, a checkpoint of another model, or one that is
+            there already without `recipe.resume`.
         ConvoyError: the loss became NaN or infinite.
     """
-    return _Fit(model, images, recipe, checked_settings(settings), test, observer or ignore_progress, on_plan).run()
+    watch = observer or ignore_progress
+    training = _Fit(model, images, recipe, checked_settings(settings), test, watch, on_plan, about)
+    if on_start is not None:
+        on_start(training.start())
+    return training.run()
 
 
 class _Fit:
@@ -92,7 +125,11 @@ class _Fit:
         test: Dataset | None,
         observer: Observer,
         on_plan: Callable[[TrainingStep], None] | None,
+        about: Mapping[str, str] | None = None,
     ) -> None:
+        if recipe.checkpoint is not None and recipe.checkpoint.exists() and not recipe.resume:
+            todo = "Resume from it, or name another file."
+            raise InputError("checkpoint", str(recipe.checkpoint), "a file that is not there yet", todo)
         batches = images.batch_count(recipe.batch, drop_last=True)
         if not batches:
             raise InputError("batch", recipe.batch, f"at most the {len(images)} images that there are")
@@ -108,18 +145,23 @@ class _Fit:
         self.optimizer = torch.optim.SGD(
             learning, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
         )
-        self.cosine = torch.optim.lr_scheduler.CosineAnnealingLR(
-            self.optimizer, recipe.epochs * self._updates(self.steps)
-        )
-        self.position = TrainingPosition(0, 0)
+        self.updates = recipe.epochs * self._updates(self.steps)
+        self.cosine = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, self.updates)
+        self.about = {**(about or {}), "batch": str(recipe.batch), "processes": str(process_count())}
+        self.position, self.is_resumed = TrainingPosition(0, 0), False
         if recipe.resume and recipe.checkpoint is not None and recipe.checkpoint.exists():
-            self.position = self._resume(recipe.checkpoint)
-        self.talk: Any = None
+            self.position, self.is_resumed = self._resume(recipe.checkpoint), True
+        self.group: Any = None
         if recipe.checkpoint is not None:
-            self.talk = _talk(model)
-            if _rank() == 0:
+            self.group = host_group(model)
+            if process_rank() == 0:
                 remove_unfinished(recipe.checkpoint)
         self.step: Callable[..., torch.Tensor] | None = None
+
+    def start(self) -> TrainingStart:
+        """Where it begins."""
+        position, epochs = self.position, self.recipe.epochs
+        return TrainingStart(position.epoch, position.step, self.steps, epochs, self._rate(), self.is_resumed)
 
     def run(self) -> Iterator[EpochResult]:
         """Epoch by epoch, from where the checkpoint was."""
@@ -134,12 +176,13 @@ class _Fit:
         losses: list[torch.Tensor] = []
         seed = recipe.seed * 100_003 + start.epoch
         batches = self.images.batches(recipe.batch, seed=seed, augment=recipe.augment, drop_last=True, start=start.step)
-        begun = time.perf_counter()
+        begun, rate = time.perf_counter(), self._rate()
         for index, (x, y) in enumerate(itertools.islice(batches, self.steps - start.step), start.step):
             batch = (self._placed(x), y.to(self.device, non_blocking=True))
             if self.step is None:
                 self.step = self._make_step(batch)
             losses.append(self.step(*batch))
+            rate = self._rate()
             if (index + 1) % recipe.accumulate == 0:
                 self.cosine.step()
             if len(losses) == 1:  # the first builds, captures, and initialises the optimizer
@@ -148,7 +191,7 @@ class _Fit:
             self.position = TrainingPosition(start.epoch, index + 1)
             if self._due(index + 1):
                 self._save()
-            self.watch(f"epoch {start.epoch + 1}", index + 1, self.steps)
+            self.watch(self._progress(rate, len(losses) - 1, begun), index + 1, self.steps)
         self._wait()
         seconds = time.perf_counter() - begun
         loss = float(torch.stack(losses).mean()) if losses else float("nan")
@@ -157,24 +200,34 @@ class _Fit:
         self.position = TrainingPosition(start.epoch + 1, 0)
         self._save()
         right = None if self.test is None else accuracy(self.own, self.test, batch=recipe.batch)
-        rate = (len(losses) - 1) * recipe.batch * _processes() / seconds if len(losses) > 1 else 0.0
-        return EpochResult(start.epoch + 1, loss, right, rate, len(losses))
+        speed = (len(losses) - 1) * recipe.batch * process_count() / seconds if len(losses) > 1 else 0.0
+        return EpochResult(start.epoch + 1, loss, right, speed, len(losses), rate)
+
+    def _rate(self) -> float:
+        """Learning rate of the next update; by its formula, for the optimizer's own may lie on a GPU that is busy."""
+        done = self.position.epoch * self._updates(self.steps) + self._updates(self.position.step)
+        return cosine_rate(self.recipe.lr, done, self.updates)
+
+    def _progress(self, rate: float, timed: int, begun: float) -> str:
+        """A line for the progress bar: epoch, learning rate, and images a second since its first step."""
+        speed = timed * self.recipe.batch * process_count() / (time.perf_counter() - begun) if timed else 0.0
+        words = f"epoch {self.position.epoch + 1}/{self.recipe.epochs}, lr {rate:.3g}"
+        return f"{words}, {speed:.0f} images/s" if speed else words
 
     def _make_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable[..., torch.Tensor]:
         recipe = self.recipe
         if recipe.stock:
             return self._stock_step
-        step = training_step(
+        step = observed_training_step(
             self.model,
             classification_loss,
             self.optimizer,
             batch,
-            amp=recipe.amp,
-            clip_grad_norm=recipe.clip_grad_norm,
-            accumulate=recipe.accumulate,
+            options=StepOptions(recipe.amp, None, recipe.clip_grad_norm, recipe.accumulate),
             plan=recipe.plan,
             settings=self.settings,
             name=self.images.name,
+            observer=self.watch,
         )
         if self.on_plan is not None:
             self.on_plan(step)
@@ -217,9 +270,11 @@ class _Fit:
         """Write the state, in the first process; the others hand it their random numbers."""
         if self.recipe.checkpoint is None:
             return
-        random = _gathered(random_state(self.device), self.talk)
-        if _rank() == 0:
-            write_checkpoint(self.recipe.checkpoint, self.own, self.optimizer, self.cosine, self.position, random)
+        random = gathered_random_states(random_state(self.device), self.group)
+        if process_rank() == 0:
+            write_checkpoint(
+                self.recipe.checkpoint, self.own, self.optimizer, self.cosine, self.position, random, self.about
+            )
 
     def _resume(self, path: Path) -> TrainingPosition:
         """Go where a checkpoint was written.
@@ -228,16 +283,13 @@ class _Fit:
         """
         spread = isinstance(self.model, nn.parallel.DistributedDataParallel)
         rank = torch.distributed.get_rank(self.model.process_group) if spread else 0
-        length = self.cosine.T_max
-        found = read_checkpoint(path, self.own, self.optimizer, self.cosine, self.device, rank, self.steps)
+        found = read_checkpoint(
+            path, self.own, self.optimizer, self.cosine, self.device, rank, self.steps, about=self.about
+        )
         step = found.step - found.step % self.recipe.accumulate
         position = TrainingPosition(found.epoch + 1, 0) if step == self.steps else TrainingPosition(found.epoch, step)
         made = position.epoch * self._updates(self.steps) + self._updates(position.step)
-        if (length, made) != (self.cosine.T_max, self.cosine.last_epoch):
-            # Of another number of epochs, or of batches to an update: on along the new curve, from where it is by now.
-            self.cosine.T_max, self.cosine.last_epoch = length, made
-            for group, base in zip(self.optimizer.param_groups, self.cosine.base_lrs, strict=True):
-                group["lr"] = base * (1 + math.cos(math.pi * min(made / length, 1.0))) / 2
+        follow_recipe(self.optimizer, self.cosine, self.recipe, made, self.updates)
         return position
 
     def _updates(self, steps: int) -> int:
@@ -248,39 +300,3 @@ class _Fit:
 def classification_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of a classifier's scores, the first of several outputs."""
     return cross_entropy(class_scores(output), labels)
-
-
-def _talk(model: nn.Module) -> Any:
-    """The processes that train a model together, by a group that talks through their hosts; None for one alone.
-
-    The model's own group would mix what is said here with the all-reduces of a captured step.
-    """
-    import torch.distributed as dist
-
-    if not isinstance(model, nn.parallel.DistributedDataParallel):
-        return None
-    ranks = dist.get_process_group_ranks(model.process_group)
-    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-
-
-def _gathered(own: RandomState, talk: Any) -> list[RandomState]:
-    """Every process's random state, in the order of ranks."""
-    import torch.distributed as dist
-
-    if talk is None:
-        return [own]
-    found: list[RandomState] = [{} for _ in range(dist.get_world_size(talk))]
-    for name, state in own.items():
-        parts = [torch.empty_like(state) for _ in found]
-        dist.all_gather(parts, state, group=talk)
-        for each, part in zip(found, parts, strict=True):
-            each[name] = part
-    return found
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-
-
-def _processes() -> int:
-    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1

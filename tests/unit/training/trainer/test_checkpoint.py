@@ -24,7 +24,7 @@ from convoy.training.trainer.checkpoint import (
     read_position,
     write_checkpoint,
 )
-from convoy.training.trainer.checksummed_file import read_checksummed, write_checksummed
+from convoy.zoo.checksummed_file import read_checksummed, write_checksummed
 from tests.unit.training.training_nets import net, sgd
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)

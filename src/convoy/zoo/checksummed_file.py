@@ -30,6 +30,9 @@ TOKEN_BYTES: Final = 4
 MOST_HEADER_BYTES: Final = 32 << 20
 """Of a file's names, shapes and plain values together: enough for 200,000 tensors."""
 
+CHECKPOINT_FORMAT: Final = "convoy checkpoint 2"
+"""Format of the checkpoints of a training. Those of the first format, which torch.save wrote, held no sum."""
+
 _ZIP: Final = b"PK\x03\x04"
 
 
@@ -88,16 +91,30 @@ def read_checksummed(path: Path, form: str, argument: str, *, most_bytes: int) -
         raise InputError(argument, str(path), "a file that is whole", f"It cannot be read: {reason}") from error
 
 
+def read_metadata(path: Path, argument: str) -> dict[str, str]:
+    """The metadata of any safetensors file, text by word; empty where it has none.
+
+    Raises:
+        OSError, RuntimeError, ValueError: no regular file, or no such file.
+    """
+    return _metadata(_header(path, argument, 1 << 62), argument)
+
+
 def read_values(path: Path, argument: str, *, most_bytes: int) -> Any:
     """The plain values of a file, without its tensors (None in their places) and without a look at its sum.
 
     Raises:
         OSError, RuntimeError, ValueError, KeyError, TypeError: it cannot be read.
     """
+    metadata = _metadata(_header(path, argument, most_bytes), argument)
+    return _decoded(parse_json(metadata["state"], argument), None)
+
+
+def _header(path: Path, argument: str, most_bytes: int) -> bytes:
+    """The length of the header and the header itself."""
     with open_file(path, most_bytes, argument) as file:
         head = file.read(8)
-        data = head + file.read(min(int.from_bytes(head, "little"), MOST_HEADER_BYTES))
-    return _decoded(parse_json(_metadata(data, argument)["state"], argument), None)
+        return head + file.read(min(int.from_bytes(head, "little"), MOST_HEADER_BYTES))
 
 
 def _metadata(data: bytes, argument: str) -> dict[str, str]:

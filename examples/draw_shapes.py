@@ -1,6 +1,6 @@
 """Draw circles, squares and triangles into a folder of class folders, as data for `convoy train`.
 
-    python examples/draw_shapes.py shapes/
+python examples/draw_shapes.py shapes/
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ PREDICTED: Final = "~"
 """Stands before every number that is, or is computed from, a predicted time."""
 
 CUT: Final = "..."
-"""End of a name that a table has no room for."""
+"""Ends a name that is cut because a table is too narrow for it."""
 
 
 def time_text(time_us: float, *, predicted: bool, digits: int = 1) -> str:

@@ -1,14 +1,15 @@
-"""How much faster is a net on this GPU? Question `inference`, metrics latency_ms, images_per_s, peak_memory_bytes, compile_s.
+"""How much faster is a net, all providers in one process? Question `inference`, metrics replay_ms, images_per_s, compile_s, ...
 
-Convoy beside eager PyTorch (NCHW and channels_last, cudnn.benchmark), the same captured as a CUDA graph, and torch.compile with
-freezing; same weights, same input, outputs checked against float64, all timed in turn in one process. Memory is what a provider
+Convoy beside eager PyTorch (NCHW and channels_last, cudnn.benchmark), the same captured as a CUDA graph, and Inductor's code with
+freezing, captured too; same weights, same input, outputs checked against float64, all timed in turn in one process.
+`own_processes.py` times each in a process of its own, and calls and latencies as well. Memory is what a provider
 holds beyond the model as it was, and its largest run; compile_s is what it took to get ready, for Convoy the tuning.
 `max-autotune` may compile for five minutes; a peer that fails or takes longer is a row without a latency that says so. JAX has a
 process of its own, after the others, with weights and input of its own, checked there, and no graph of the whole: its calls
 follow each other.
 
     python bench/inference/inference.py [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16,fp32]
-                              [--peers eager,graph,inductor,max-autotune,jax] [--ablation] [--missing]
+                              [--peers eager,graph,inductor,coordinate-descent,max-autotune,jax] [--ablation] [--missing]
                               [--db FILE] [--tune-seconds N] [--seconds N] [--folder DIR]
 
 A plan on several streams is timed on one too (`convoy.serial`). With `--ablation` a plan in which parallel convolutions are one
@@ -40,6 +41,7 @@ from torch import nn
 import convoy
 from convoy import plan as plans
 from convoy.compare.child_session import ChildFailedError
+from convoy.compare.runs.manifest import gpu_clocks, host
 from convoy.engines.triton.merged import ENGINE as MERGED
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
@@ -54,8 +56,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 from bench.inference.inference_peers import WORDS, Ready, Run, peers, reserved
 from bench.inference.jax_peer import NAME as JAX
 from bench.inference.jax_peer import JaxFigures, jax_figures
+from bench.inference.own_processes import machine_of
+from bench.shared.quiet import require_quiet
 from bench.shared.record import Recorder
 from bench.shared.time_limit import COMPILE_S
+from bench.shared.timed_code import whole_net_code
 
 NETS = "alexnet,vgg19,googlenet,resnet50,inception_v3,mobilenet_v2,densenet121,efficientnet_b0"
 WORSE = 3.0
@@ -193,7 +198,9 @@ def record(
     recorder: Recorder, case: Case, name: str, one: Ready, figures: Latency, *, error: float, right: bool
 ) -> None:
     """A provider's rows."""
-    add = partial(recorder.add, subject=case.net, batch=case.batch, dtype=case.dtype, provider=name, ok=right)
+    add = partial(
+        recorder.add, subject=case.net, batch=case.batch, dtype=case.dtype, provider=name, ok=right, processes="one"
+    )
     add_times(add, case, figures, f"rel_l2_to_float64={error:.1e}{one.note}")
     if one.held > 0:  # or a second compiler gave back what the first one held, and nobody knows what it holds itself
         add(metric="peak_memory_bytes", unit="B", p50=float(one.held + largest_run(one.call)))
@@ -202,7 +209,7 @@ def record(
 
 def record_jax(recorder: Recorder, case: Case, jax: JaxFigures) -> None:
     """JAX's rows. Its memory has the weights in it, which the others' are held beside."""
-    add = partial(recorder.add, subject=case.net, batch=case.batch, dtype=case.dtype, provider=JAX)
+    add = partial(recorder.add, subject=case.net, batch=case.batch, dtype=case.dtype, provider=JAX, processes="one")
     add_times(add, case, jax.timed, f"rel_l2_to_float64={jax.error:.1e} in a process of its own, after the others")
     if jax.memory is not None:
         add(metric="peak_memory_bytes", unit="B", p50=float(jax.memory), note="weights included")
@@ -213,7 +220,7 @@ def record_failure(recorder: Recorder, case: Case, name: str, why: str) -> None:
     """A row of a provider that has no figure, with the reason."""
     recorder.add(
         subject=case.net, batch=case.batch, dtype=case.dtype, provider=name, ok=False,
-        metric="latency_ms", unit="ms", p50=math.nan, note=why,
+        metric="replay_ms", unit="ms", p50=math.nan, note=why, processes="one",
     )  # fmt: skip
 
 
@@ -221,7 +228,7 @@ def add_times(add: Callable[..., None], case: Case, figures: Latency, note: str)
     """Latency and throughput."""
     middle, spread = figures.median_ms, figures.spread_ms
     least, most = middle - spread, middle + spread
-    add(metric="latency_ms", unit="ms", p50=middle, p20=least, p80=most, note=note)
+    add(metric="replay_ms", unit="ms", p50=middle, p20=least, p80=most, note=note)
     rates = [1e3 * case.batch / ms for ms in (middle, most, least)]
     add(metric="images_per_s", unit="1/s", p50=rates[0], p20=rates[1], p80=rates[2])
 
@@ -240,7 +247,7 @@ def there(recorder: Recorder, run: Run) -> set[Case]:
     """Cases of which the results have all that is wanted."""
     found: dict[Case, set[str]] = {}
     for row in recorder.earlier():
-        if row["metric"] == "latency_ms":
+        if row["metric"] == "replay_ms" and row["processes"] == "one":
             found.setdefault(Case(row["subject"], int(row["batch"]), row["dtype"]), set()).add(row["provider"])
     wanted = {"convoy", *(name for name, word in WORDS.items() if word in run.peers)}
     return {case for case, names in found.items() if wanted <= names}
@@ -266,12 +273,15 @@ def main() -> None:
     end = time.monotonic() + options.seconds
     run = Run(tuple(options.peers.split(",")), options.effort, options.db, options.tune_seconds, end, options.ablation)
     target = detect_target("cuda")
+    require_quiet(target)
     recorder = Recorder(
         "inference",
         device=target.name,
         versions=" ".join(f"{name}={version}" for name, version in target.versions),
         protocol="interleaved rounds=15, graph replays, median, p20 and p80 as median -+ spread",
         folder=options.folder,
+        machine=machine_of({"clocks": gpu_clocks(), "system": {"host": host()}}),
+        code=whole_net_code(),
     )
     done = there(recorder, run) if options.missing else set[Case]()
     every = itertools.product(options.nets.split(","), options.dtype.split(","), options.batch.split(","))

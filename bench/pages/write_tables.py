@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 from bench.compare.compare_tables import compare_table
 from bench.compare.options_table import options_table
 from bench.inference.ablation_tables import ablation_table
+from bench.inference.fair_tables import fair_table
 from bench.inference.latency_tables import latency_table
 from bench.layers.cpu_layer_tables import cpu_layers_table
 from bench.layers.gpu_layer_tables import gpu_layers_table
@@ -64,6 +65,11 @@ def section(question: str, table: Callable[[Sequence[Row], str], str], title: st
     return "\n\n".join(filter(None, found)) or "Not measured yet."
 
 
+def whole_nets(rows: Sequence[Row], title: str) -> str:
+    """Like with like where the rows have replays, calls and latencies; rows from before have one figure a provider."""
+    return fair_table(rows, title) or latency_table(rows, title)
+
+
 def ablations(question: str, title: str) -> str:
     """The tables of those devices on which steps were timed apart."""
     found = [ablation_table(rows, title) for rows in preferred_first(rows_of(question))]
@@ -76,8 +82,8 @@ def render(page: Path) -> dict[str, str]:
     return {
         "headline": headline(),
         "answers": answers_table(),
-        "inference": section("inference", latency_table, "Whole nets on a GPU", all_devices=every),
-        "cpu-inference": section("cpu-inference", latency_table, "Whole nets on a CPU", all_devices=every),
+        "inference": section("inference", whole_nets, "Whole nets on a GPU", all_devices=every),
+        "cpu-inference": section("cpu-inference", whole_nets, "Whole nets on a CPU", all_devices=every),
         "cpu-layers": section("cpu-layers", cpu_layers_table, "Convolutions on a CPU", all_devices=every),
         "layers": section("layers", gpu_layers_table, "Single layers", all_devices=every),
         "prediction": section("prediction", prediction_table, "Layers left out one by one", all_devices=every),
@@ -90,7 +96,7 @@ def render(page: Path) -> dict[str, str]:
         "options-figure": figures("options", page, all_devices=every),
         "strategies": section("study", strategies_table, "Strategies", all_devices=every),
         "study-figure": figures("study", page, all_devices=every),
-        "training": section("training", latency_table, "A training step, update included", all_devices=every),
+        "training": section("training", whole_nets, "A training step, update included", all_devices=every),
         "training-ablation": ablations("training", "A training step by steps"),
         "inference-ablation": ablations("inference", "Inference by steps"),
         "scaling-figure": figures("scaling", page, all_devices=every),

@@ -31,8 +31,18 @@ COLUMNS = (
     "protocol",
     "commit",
     "date",
+    "processes",
+    "host",
+    "gpu",
+    "clocks",
+    "temperature",
+    "power_limit",
+    "code",
 )
-"""Column names, in order."""
+"""Column names, in order. Rows that were written before a column was added have nothing in it."""
+
+MACHINE = ("host", "gpu", "clocks", "temperature", "power_limit")
+"""Columns of the machine's identity and state."""
 
 RESULTS = Path(__file__).parents[1] / "results"
 """Where committed results lie."""
@@ -49,6 +59,8 @@ class Recorder:
         folder: where to write; `bench/results` by default.
         commit: what measured; by default what runs.
         date: when; by default now.
+        machine: `host`, `gpu`, `clocks`, `temperature` and `power_limit` of the run, as far as they are known.
+        code: digest of the code that is timed (`bench/shared/timed_code.py`), for questions that have one.
     """
 
     def __init__(
@@ -61,9 +73,12 @@ class Recorder:
         folder: Path | None = None,
         commit: str = "",
         date: str = "",
+        machine: Mapping[str, str] | None = None,
+        code: str = "",
     ) -> None:
         self.question, self.device, self.versions, self.protocol = question, device, versions, protocol
         self.commit, self.date = commit, date
+        self.machine, self.code = dict(machine or {}), code
         self.folder = folder or RESULTS
         self.rows: list[dict[str, Any]] = []
 
@@ -87,8 +102,13 @@ class Recorder:
         numerics: str = "as_torch",
         ok: bool = True,
         note: str = "",
+        processes: str = "",
     ) -> None:
-        """Add one figure; `ok` says that the output was checked and right."""
+        """Add one figure.
+
+        `ok` says that the output was checked and right. `processes` is `own` where each provider ran in a process of its own,
+        `one` where all were timed in one.
+        """
         figures = {"p50": p50, "p20": p50 if p20 is None else p20, "p80": p50 if p80 is None else p80}
         self.rows.append(
             {
@@ -108,6 +128,9 @@ class Recorder:
                 "protocol": self.protocol,
                 "commit": self.commit or _commit(),
                 "date": self.date or dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "processes": processes,
+                **{name: self.machine.get(name, "") for name in MACHINE},
+                "code": self.code,
             }
         )
 
@@ -124,7 +147,7 @@ class Recorder:
         measured = {setting(row) for row in self.rows}
         kept = [row for row in _read(self.path) if setting(row) not in measured]
         with self.path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
             writer.writeheader()
             writer.writerows([*kept, *self.rows])
         return self.path
@@ -141,7 +164,7 @@ def setting(row: dict[str, Any]) -> tuple[str, ...]:
     Where inputs have zeros, with how many and how they lie, and where weights are pruned, of which list of layers: the note's
     first words. (One of the ten operators is a layer of ResNet-50 too.)
     """
-    words = tuple(str(row[name]) for name in ("subject", "batch", "dtype", "numerics", "metric"))
+    words = tuple(str(row.get(name) or "") for name in ("subject", "batch", "dtype", "numerics", "metric", "processes"))
     of_zeros = row["note"].startswith("zeros ")
     return (*words, *row["note"].split()[: 4 if of_zeros else int(row["question"] == "pruned")])
 

@@ -24,6 +24,8 @@ PEERS = {
     "torch.graph.nhwc": "#57606a",
     "inductor.default": "#2f9e8f",
     "inductor.reduce-overhead": "#2f9e8f",
+    "inductor.conv_1x1_as_mm": "#2f9e8f",
+    "inductor.coordinate-descent": "#1b7f5c",
     "inductor.max-autotune": "#1b7f5c",
     "onnxruntime": "#7a5fc7",
     "openvino": "#b04f9b",

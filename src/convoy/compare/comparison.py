@@ -24,7 +24,7 @@ from convoy.compare.limits import ROUNDS, Limits
 from convoy.compare.progress import RunProgress
 from convoy.compare.ready_frameworks import ReadyFrameworks
 from convoy.compare.runs.device_lock import claim, noted
-from convoy.compare.runs.manifest import ask_gpu, make_manifest
+from convoy.compare.runs.manifest import ask_gpu, gpu_clocks, make_manifest
 from convoy.compare.runs.rows import Figure, Row
 from convoy.compare.runs.runfile import Run, resumed, write
 from convoy.compare.samples import ready_row, rounds_for, row_of, with_samples
@@ -82,6 +82,8 @@ def compare(
             comparison.run_cases(cases, entries)
         notes.look()
         run = noted(comparison.run, notes)
+        if target.device == "cuda":
+            run = dataclasses.replace(run, manifest={**run.manifest, "clocks_after": gpu_clocks()})
         write(run, path)
         return run
 

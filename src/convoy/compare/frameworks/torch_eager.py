@@ -24,35 +24,42 @@ from convoy.pipeline.check.stock_graph import stock_graph
 
 
 class Torch:
-    """PyTorch as it comes, at its best setting."""
+    """PyTorch as it comes, at its best setting.
+
+    Args:
+        layouts: memory formats to try.
+        graph: on a GPU, capture the work as one CUDA graph.
+    """
+
+    def __init__(self, layouts: Sequence[str] = ("channels_last", "nchw"), *, graph: bool = True) -> None:
+        self.layouts, self.graph = tuple(layouts), graph
 
     def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         """Both memory formats; on a GPU as captured graphs, with cudnn.benchmark."""
         if case.training and case.dtype == "fp16" and case.device == "cpu":
             raise UnsupportedCaseError("training in fp16 on a CPU: PyTorch has no such autocast; use bf16")
         found: list[FrameworkConfig] = []
-        for layout in ("channels_last", "nchw"):
-            build = partial(_train if case.training else _infer, case, material, layout)
-            found.append(FrameworkConfig(f"{_words(case)}, {layout}", build))
+        graph = self.graph and case.device == "cuda"
+        for layout in self.layouts:
+            build = partial(_train if case.training else _infer, case, material, layout, graph=graph)
+            found.append(FrameworkConfig(f"{_words(case, graph=graph)}, {layout}", build))
         return found
 
 
 FRAMEWORK = Torch()
 
 
-def _words(case: Case) -> str:
-    if case.device == "cuda":
-        return "one CUDA graph, cudnn.benchmark, TF32 where fp32" + (", fused SGD" if case.training else "")
-    return "eager, fused SGD" if case.training else "eager, inference_mode"
+def _words(case: Case, *, graph: bool) -> str:
+    words = "one CUDA graph" if graph else "eager" if case.training else "eager, inference_mode"
+    words += ", cudnn.benchmark, TF32 where fp32" if case.device == "cuda" else ""
+    return words + (", fused SGD" if case.training else "")
 
 
-def _infer(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
+def _infer(case: Case, material: CaseInputs, layout: str, *, graph: bool) -> BuiltModel:
     net = load_net(case, material, layout)
     set_flags(case.device)
-    if case.device == "cuda":
-        read = (
-            net.x.clone()
-        )  # the graph reads this one; as with `make_graphed_callables`, a call copies its input there
+    if graph:
+        read = net.x.clone()  # which the graph reads; a call copies its input there, as `make_graphed_callables` does
         replay = stock_graph(net.model, (read,), {})
 
         def call() -> Any:
@@ -68,10 +75,10 @@ def _infer(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
     return built(run, lambda: outputs_of(run()), case)
 
 
-def _train(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
+def _train(case: Case, material: CaseInputs, layout: str, *, graph: bool) -> BuiltModel:
     net = load_net(case, material, layout)
     set_flags(case.device)
-    if case.device == "cuda" and case.dtype != "fp16":  # a gradient scaler waits for the device in each step
+    if graph and case.dtype != "fp16":  # a gradient scaler waits for the device in each step
         return captured_training(net, case)
     step = FrameworkStep(net, case)
     return built(step, lambda: check_step(step, step.gradients), case)

@@ -62,6 +62,7 @@ _MANIFEST: Final[dict[str, Check]] = {
     "target": fields({}, {"name": text, "arch": text, "units": scalar, "digest": text, "device": text}),
     "versions": values(text),
     "clocks": values(scalar),
+    "clocks_after": values(scalar),
     "system": values(scalar),
     "request": values(anything),
     "notes": items(text),

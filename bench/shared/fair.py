@@ -1,0 +1,84 @@
+"""Fair comparisons of whole nets: like with like, peers at their best, one commit at a time; a gain within the spread is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.shared.rows import Row, Setting, geometric_mean
+
+KINDS = {"replay_ms": "replay", "call_ms": "call", "latency_ms": "latency"}
+"""Metrics and their words: the device's work alone, calls back to back, one call and a wait."""
+
+OURS = "convoy"
+
+
+@dataclass(frozen=True, slots=True)
+class FairCase:
+    """One net, dtype and batch by one metric.
+
+    Attributes:
+        ours: Convoy's row, of its own process where there is one.
+        best: the fastest right peer's row; each peer counts with the better of its own process and the common one.
+    """
+
+    ours: Row
+    best: Row
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as the best peer."""
+        return float(self.best["p50"]) / float(self.ours["p50"])
+
+    @property
+    def level(self) -> bool:
+        """Whether the difference is smaller than the spread of the two."""
+        return abs(self.gain - 1) <= max(_spread(self.ours), _spread(self.best))
+
+    @property
+    def words(self) -> str:
+        """The gain for people."""
+        return f"{self.gain:.2f}x" + (" (level)" if self.level else "")
+
+
+def newest_commit(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the commit that was measured last: rows of two commits are never compared."""
+    newest = max(rows, key=lambda row: row["date"])["commit"]
+    return [row for row in rows if row["commit"] == newest]
+
+
+def fair_cases(rows: Sequence[Row], metric: str) -> dict[Setting, FairCase]:
+    """Cases in which Convoy and a peer have right figures, in order of dtype, batch and net.
+
+    Args:
+        rows: of one commit.
+        metric: one of `KINDS`.
+    """
+    sides: dict[Setting, dict[str, Row]] = {}
+    for row in rows:
+        if row["metric"] != metric or row["ok"] != "true" or math.isnan(float(row["p50"])):
+            continue
+        own = sides.setdefault((row["subject"], row["dtype"], row["batch"]), {})
+        if row["provider"] == OURS:
+            if OURS not in own or row.get("processes") == "own":
+                own[OURS] = row
+        elif not row["provider"].startswith(f"{OURS}."):
+            best = own.get("best")
+            if best is None or float(row["p50"]) < float(best["p50"]):
+                own["best"] = row
+    found = {case: FairCase(own[OURS], own["best"]) for case, own in sides.items() if {OURS, "best"} <= own.keys()}
+    return {case: found[case] for case in sorted(found, key=lambda case: (case[1], int(case[2]), case[0]))}
+
+
+def means(cases: Mapping[Setting, FairCase]) -> dict[str, tuple[float, float, int]]:
+    """Geometric mean of the gain, the least gain and the number of nets, by dtype and batch."""
+    groups: dict[str, list[float]] = {}
+    for (_, dtype, batch), case in cases.items():
+        groups.setdefault(f"{dtype}, batch {batch}", []).append(case.gain)
+    return {name: (geometric_mean(gains), min(gains), len(gains)) for name, gains in groups.items()}
+
+
+def _spread(row: Row) -> float:
+    """Half the distance from the 20th to the 80th percentile, as a share of the median."""
+    return (float(row["p80"]) - float(row["p20"])) / 2 / float(row["p50"])

@@ -1,0 +1,120 @@
+"""bench/shared/fair.py, its tables and bench/shared/quiet.py: like with like, one commit, spread, failures, and a busy host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench.inference.fair_tables import STALE, fair_table
+from bench.pages import answers
+from bench.shared import quiet
+from bench.shared.fair import fair_cases, means, newest_commit
+from bench.shared.timed_code import digest, whole_net_code
+
+Row = dict[str, str]
+
+
+def row(provider: str, p50: float, metric: str = "replay_ms", **more: str) -> Row:
+    return {
+        "subject": "net", "dtype": "fp16", "batch": "1", "provider": provider, "metric": metric, "p50": f"{p50}",
+        "p20": f"{p50 * 0.99}", "p80": f"{p50 * 1.01}", "ok": "true", "note": "", "commit": "aaaaaaa", "device": "a GPU",
+        "date": "2026-01-02T00:00:00+00:00", "processes": "own", **more,
+    }  # fmt: skip
+
+
+def test_a_peer_counts_with_its_better_protocol_and_convoy_with_its_own_process() -> None:
+    rows = [
+        row("convoy", 1.0, processes="one"), row("convoy", 1.2), row("torch.graph", 3.0),
+        row("torch.graph", 2.4, processes="one"), row("inductor.default", 2.6), row("convoy.serial", 0.5),
+    ]  # fmt: skip
+    (case,) = fair_cases(rows, "replay_ms").values()
+    assert (case.ours["p50"], case.best["p50"], case.best["provider"]) == ("1.2", "2.4", "torch.graph")
+    assert case.gain == pytest.approx(2.0)
+    assert case.words == "2.00x"
+
+
+def test_replays_are_never_compared_with_calls() -> None:
+    rows = [row("convoy", 1.0), row("torch.graph", 9.0, "call_ms")]
+    assert not fair_cases(rows, "replay_ms")
+    assert not fair_cases(rows, "call_ms")
+
+
+@pytest.mark.parametrize("bad", [{"ok": "false"}, {"p50": "nan"}])
+def test_a_wrong_or_failed_peer_is_no_peer_and_is_named(bad: Row) -> None:
+    rows = [row("convoy", 1.0), row("torch.graph", 2.0), {**row("jax", 0.1), "note": "wrong_result: far off", **bad}]
+    (case,) = fair_cases(rows, "replay_ms").values()
+    assert case.best["provider"] == "torch.graph"
+    assert "- jax on net fp16 batch 1: wrong_result: far off" in fair_table(rows, "Nets")
+
+
+def test_a_gain_within_the_spread_is_level() -> None:
+    (case,) = fair_cases([row("convoy", 1.0), row("torch.graph", 1.005)], "replay_ms").values()
+    assert case.level
+    assert case.words.endswith("(level)")
+    (case,) = fair_cases([row("convoy", 1.0), row("torch.graph", 1.05)], "replay_ms").values()
+    assert not case.level
+
+
+def test_rows_of_another_commit_stand_apart() -> None:
+    old = [row("convoy", 1.0, commit="bbbbbbb", date="2026-01-01T00:00:00+00:00")]
+    new = [row("convoy", 2.0), row("torch.graph", 4.0)]
+    assert newest_commit([*old, *new]) == new
+    page = fair_table([*old, *new], "Nets")
+    assert "commit aaaaaaa" in page
+    assert "2.000 / 4.000 torch.graph | 2.00x" in page
+    assert "Rows of other commits are in the file and not in this table: bbbbbbb." in page
+
+
+def test_means_are_geometric_and_name_the_least() -> None:
+    rows = [
+        changed
+        for net, peer in (("a", 2.0), ("b", 8.0))
+        for changed in (row("convoy", 1.0, subject=net), row("torch.graph", peer, subject=net))
+    ]
+    (mean,) = means(fair_cases(rows, "replay_ms")).values()
+    assert mean == (pytest.approx(4.0), pytest.approx(2.0), 2)
+
+
+def test_without_replays_there_is_no_fair_table() -> None:
+    assert fair_table([row("convoy", 1.0, "latency_ms")], "Nets") == ""
+
+
+@pytest.mark.parametrize(("busy", "named"), [(0, ""), (50, ""), (300, "use 30% of the")])
+def test_a_busy_host_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: int, named: str) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 100 0 0 900 0 0 0 0 0 0\n")
+
+    def later(_seconds: float) -> None:
+        stat.write_text(f"cpu {100 + busy} 0 0 {1900 - busy} 0 0 0 0 0 0\n")
+
+    monkeypatch.setattr(quiet.time, "sleep", later)
+    found = quiet.busy_cores(stat=stat)
+    assert (named in found) if named else not found
+
+
+def test_where_the_system_does_not_tell_nobody_is_stopped(tmp_path: Path) -> None:
+    assert quiet.busy_cores(0, tmp_path / "none") == ""
+
+
+def test_comments_docstrings_and_names_of_files_are_not_code(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+    (one / "a.py").write_text('"""About."""\n\ndef f(x):  # why\n    """Twice."""\n    return 2 * x\n')
+    (two / "b.py").write_text("def f(x):\n    return (2 *\n            x)\n")
+    (one / "k.cuh").write_text("// why\nint a;  /* what */ int b;\n")
+    (two / "k.cuh").write_text("int a; int b;\n")
+    assert digest(one.iterdir()) == digest(two.iterdir())
+    (two / "b.py").write_text("def f(x):\n    return 3 * x\n")
+    assert digest(one.iterdir()) != digest(two.iterdir())
+
+
+def test_a_row_of_other_code_is_marked_and_is_no_headline(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = [row("convoy", 1.0, code=whole_net_code()), row("torch.graph", 2.0, code=whole_net_code())]
+    stale = [{**one, "code": "0" * 12} for one in fresh]
+    fresh, stale = ([{**one, "versions": "torch=2"} for one in rows] for rows in (fresh, stale))
+    assert STALE not in fair_table(fresh, "Nets")
+    assert STALE in fair_table(stale, "Nets")
+    for rows, words in ((fresh, "**2.00x** as fast"), (stale, "Not measured since the last change")):
+        monkeypatch.setattr(answers, "rows_of", lambda _question, rows=rows: [rows])
+        assert answers.headline().startswith(words)

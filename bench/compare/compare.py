@@ -120,7 +120,7 @@ def cases(options: argparse.Namespace, net: str) -> list[Case]:
     threads = torch.get_num_threads()
     batches = [int(word) for word in options.batch.split(",")]
     return [
-        Case(net, "", batch, 0, options.dtype, mode, device, threads, tune_s=options.tune_seconds) for batch in batches
+        Case(net, "", batch, 0, options.dtype, mode, device, threads, time_s=options.tune_seconds) for batch in batches
     ]
 
 

@@ -106,8 +106,8 @@ def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run, deny: tuple[s
     """Convoy's program, without some engines; where time is up, from what was measured until then."""
     begun = time.monotonic()
     before = reserved()
-    tune_s = max(1.0, min(run.tune_s, run.left_s - LEAST_S / 2))
-    settings = convoy.Settings(effort=convoy.Effort(run.effort), tune_s=tune_s, db=run.db, deny_engines=deny)
+    time_s = max(1.0, min(run.time_s, run.left_s - LEAST_S / 2))
+    settings = convoy.Settings(effort=convoy.Effort(run.effort), time_s=time_s, db=run.db, deny_engines=deny)
     result = optimize_model(model, (x,), name=case.net, settings=settings)
     took = time.monotonic() - begun
     for line in result.plan.notes:

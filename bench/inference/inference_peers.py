@@ -29,7 +29,7 @@ class Run:
         peers: words of the peers that are wanted.
         effort: of Convoy's tuning.
         db: Convoy's database; None: the user's.
-        tune_s: seconds that tuning a net may take.
+        time_s: seconds that tuning a net may take.
         end: when to be done, by `time.monotonic`.
         ablation: whether to time what merging and streams give.
     """
@@ -37,7 +37,7 @@ class Run:
     peers: tuple[str, ...]
     effort: str
     db: Path | None
-    tune_s: float
+    time_s: float
     end: float
     ablation: bool = False
 

@@ -31,7 +31,7 @@ class Run:
         end: when to be done, by `time.monotonic`.
         ablation: whether to time Convoy's plan in its stages too.
         streams: most streams.
-        tune_s: what measuring candidates may take.
+        time_s: what measuring candidates may take.
     """
 
     peers: tuple[str, ...]
@@ -40,7 +40,7 @@ class Run:
     end: float
     ablation: bool
     streams: int
-    tune_s: float
+    time_s: float
 
     @property
     def left_s(self) -> float:
@@ -62,7 +62,7 @@ def tuned(case: Case, run: Run, **changes: Any) -> tuple[Step, Plan, str]:
     start = time.perf_counter()
 
     optimizer, options = optimizer_of(model, case.device), StepOptions(amp=case.amp)
-    settings = run.settings(tune_s=max(1.0, min(run.tune_s, run.left_s - LEAST_S)), **changes)
+    settings = run.settings(time_s=max(1.0, min(run.time_s, run.left_s - LEAST_S)), **changes)
     result = train_model(model, loss_of, optimizer, (x, y), options=options, settings=settings, name=case.net)
     step = result.step
     cut = " cut" if any(CUT in line for line in step.notes) else ""

@@ -123,7 +123,7 @@ class Case:
     net: str
     batch: int
     dtype: str
-    tune_s: float
+    time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def tune(case: Case, folder: Path, before: int, most: float = math.inf) -> Tuned
     with torch.no_grad():
         model, x = example(case.net, case.batch, case.dtype)
         limited = limits(most - (used() - before)) if most < math.inf else {}
-        settings = convoy.Settings(db=folder / "perf.db", tune_s=case.tune_s, **limited)
+        settings = convoy.Settings(db=folder / "perf.db", time_s=case.time_s, **limited)
         program = optimize_model(model, (x,), name=case.net, settings=settings).program
         told = () if settings.isolate else ("measured in the process that tunes",)
         return Tuned(program.save(folder / "plan.json"), (*told, *program.plan.notes))

@@ -15,10 +15,10 @@ class Deadline:
         clock: gives the time, in seconds.
     """
 
-    def __init__(self, seconds: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float = math.inf, clock: Callable[[], float] | None = None) -> None:
         self.seconds = seconds
-        self._clock = clock
-        self._start = clock()
+        self._clock = clock or _monotonic
+        self._start = self._clock()
         self._stopped = False
 
     @property
@@ -55,6 +55,10 @@ class Deadline:
         return _EarlierDeadline(self, reserve_s)
 
 
+def _monotonic() -> float:
+    return time.monotonic()
+
+
 class _EarlierDeadline(Deadline):
     def __init__(self, whole: Deadline, reserve_s: float) -> None:
         self._whole, self._reserve_s = whole, reserve_s
@@ -62,15 +66,19 @@ class _EarlierDeadline(Deadline):
 
     @property
     def spent_s(self) -> float:
+        """Those of the whole call."""
         return self._whole.spent_s
 
     @property
     def left_s(self) -> float:
+        """Those of the whole call without the reserve."""
         return max(0.0, self._whole.left_s - self._reserve_s)
 
     @property
     def was_stopped(self) -> bool:
+        """Whether the whole call was ended early."""
         return self._whole.was_stopped
 
     def stop(self) -> None:
+        """End the whole call's time."""
         self._whole.stop()

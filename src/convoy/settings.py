@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex, cast
 
 from convoy.errors import InputError
+from convoy.former_names import takes_former_names
 
 
 class Effort(StrEnum):
@@ -54,6 +55,7 @@ class Check(StrEnum):
     CONTENTS = "contents"
 
 
+@takes_former_names
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All options of `convoy.optimize`; environment variables give the defaults of `db` and `engines`.
@@ -61,8 +63,9 @@ class Settings:
     Attributes:
         numerics: the allowed rounding.
         effort: how much to measure.
-        tune_s: seconds that measuring may take, in each process that measures; everything else is then predicted, as at
-            effort `none`.
+        time_s: wall time of a whole call of `optimize` or `training_step`, seconds. A first answer from predictions is made
+            first; measuring improves it until the time is up. A first answer that takes longer is reported. `time_s`, the
+            former name, works for one release.
         solver: how to choose.
         layout: memory formats allowed inside the net (inputs and outputs keep the caller's).
         memory_budget_bytes: most bytes for activations, the growth of packed weights, and workspace together; None: no limit.
@@ -92,7 +95,7 @@ class Settings:
 
     numerics: Numerics = Numerics.AS_TORCH
     effort: Effort = Effort.QUICK
-    tune_s: float = math.inf
+    time_s: float = math.inf
     solver: Solver = Solver.EXACT
     layout: LayoutChoice = LayoutChoice.AUTO
     memory_budget_bytes: int | None = None
@@ -214,7 +217,7 @@ _BYTES: Final = _integer(1, None, "a positive integer of bytes, or None", option
 _READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
     "numerics": _word(Numerics),
     "effort": _word(Effort),
-    "tune_s": _number(0, "a positive number of seconds", open_end=True, finite=False),
+    "time_s": _number(0, "a positive number of seconds", open_end=True, finite=False),
     "solver": _word(Solver),
     "layout": _word(LayoutChoice),
     "memory_budget_bytes": _BYTES,

@@ -52,7 +52,7 @@ def test_tuning_has_the_time_that_is_allowed_and_left_and_the_row_says_where_it_
     asked = []
 
     def optimize_model(model, args, *, name, settings):
-        asked.append(settings.tune_s)
+        asked.append(settings.time_s)
 
         def program(args, kwargs):
             del args, kwargs

@@ -40,12 +40,12 @@ def test_settings_take_words_and_refuse_others() -> None:
         ("effort", 3),
         ("numerics", ["strict"]),
         ("solver", True),
-        ("tune_s", "3"),
-        ("tune_s", 0.0),
-        ("tune_s", -1),
-        ("tune_s", float("nan")),
-        ("tune_s", None),
-        ("tune_s", True),
+        ("time_s", "3"),
+        ("time_s", 0.0),
+        ("time_s", -1),
+        ("time_s", float("nan")),
+        ("time_s", None),
+        ("time_s", True),
         ("timeout_s", 0.0),
         ("timeout_s", float("nan")),
         ("timeout_s", 1j),
@@ -95,11 +95,11 @@ def test_every_field_is_checked() -> None:
 
 def test_settings_take_what_means_the_same() -> None:
     numbers = Settings(
-        tune_s=np.float32(2), streams=np.int64(3), tuning_memory_bytes=np.int32(5), isolate=np.bool_(False)
+        time_s=np.float32(2), streams=np.int64(3), tuning_memory_bytes=np.int32(5), isolate=np.bool_(False)
     )
-    assert (numbers.tune_s, numbers.streams, numbers.tuning_memory_bytes, numbers.isolate) == (2.0, 3, 5, False)
-    assert {type(numbers.tune_s), type(numbers.streams), type(numbers.isolate)} == {float, int, bool}
-    assert Settings(tune_s=3).tune_s == 3.0
+    assert (numbers.time_s, numbers.streams, numbers.tuning_memory_bytes, numbers.isolate) == (2.0, 3, 5, False)
+    assert {type(numbers.time_s), type(numbers.streams), type(numbers.isolate)} == {float, int, bool}
+    assert Settings(time_s=3).time_s == 3.0
     assert Settings(only_engines=["aten"], deny_engines={"b", "a"}).deny_engines == ("a", "b")  # type: ignore[arg-type]
     assert Settings(db="a/b.db").db == Path("a/b.db")  # type: ignore[arg-type]
     assert Settings(db=None).db is None

@@ -32,10 +32,11 @@ RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
     "optimize": {
         "--memory-budget": "--memory-budget-bytes",
         "--tuning-memory": "--tuning-memory-bytes",
-        "--tune-seconds": "--tune-s",
+        "--tune-seconds": "--time-s",
+        "--tune-s": "--time-s",
         "--engine": "--only-engines",
     },
-    "compare": {"--tune-seconds": "--tune-s", "--timeout": "--timeout-s", "--output": "--out"},
+    "compare": {"--tune-seconds": "--time-s", "--tune-s": "--time-s", "--timeout": "--timeout-s", "--output": "--out"},
     "study": {"--engines": "--only-engines", "--output": "--out"},
     "scale": {"--timeout": "--timeout-s", "--seconds": "--round-s", "--output": "--out"},
     "train": {"--clip": "--clip-grad-norm"},

@@ -32,7 +32,7 @@ def compare(
     option_names: given.OptionNames = None,
     train: given.Train = False,
     effort: given.Effort = "quick",
-    tune_s: given.TuneS = 0.0,
+    time_s: given.TimeS = 0.0,
     db: options.Db = None,
     threads: given.Threads = None,
     rounds: given.Rounds = 15,
@@ -50,7 +50,7 @@ def compare(
     name, path = _run_file(output, run, f"{kind}-{file_word(model)}.json")
     options.check_outputs({name: path, "--report": report})
     batches = _batches(batch)
-    _check(rounds, effort, timeout_s, {"--seconds": seconds, "--tune-s": tune_s, "--jobs": jobs})
+    _check(rounds, effort, timeout_s, {"--seconds": seconds, "--time-s": time_s, "--jobs": jobs})
     _check_dtype(dtype, kind)
     names = options.words_of(frameworks or given.ALL) if kind == "compare" else []
 
@@ -66,7 +66,7 @@ def compare(
         device=options.pick_target(device, dtype).device,
         threads=_threads(threads),
         effort=effort,
-        tune_s=tune_s,
+        time_s=time_s,
         db=str(db or ""),
         trust=trust,
     )

@@ -38,7 +38,7 @@ def optimize(
     train: given.Train = False,
     amp: given.Amp = None,
     effort: options.Effort = "quick",
-    tune_s: options.TuneS = None,
+    time_s: options.TimeS = None,
     tuning_memory_bytes: given.TuningMemoryBytes = None,
     timeout_s: given.TimeoutS = None,
     db: options.Db = None,
@@ -55,7 +55,7 @@ def optimize(
     """Tune MODEL on this machine: measure every engine for every layer, choose the best set, check it, report it."""
     settings = options.settings_from(
         numerics=numerics, layout=layout, memory_budget_bytes=memory_budget_bytes, deterministic=deterministic,
-        effort=effort, tune_s=tune_s, tuning_memory_bytes=tuning_memory_bytes, timeout_s=timeout_s, db=db,
+        effort=effort, time_s=time_s, tuning_memory_bytes=tuning_memory_bytes, timeout_s=timeout_s, db=db,
         only_engines=only_engines, deny_engines=deny_engines, solver=solver, streams=streams, profile=profile,
     )  # fmt: skip
     if amp is not None and not train:

@@ -75,11 +75,12 @@ Numerics = Annotated[
     str, typer.Option("--numerics", help="strict, as_torch or half: which rounding is allowed.", rich_help_panel=GOAL)
 ]
 Effort = Annotated[str, typer.Option("--effort", help="none (database only), quick or full.", rich_help_panel=TUNING)]
-TuneS = Annotated[
+TimeS = Annotated[
     float | None,
     typer.Option(
-        "--tune-s",
-        help="Seconds that measuring may take; Convoy predicts the rest. By default no limit.",
+        "--time-s",
+        "--time",
+        help="Seconds that the whole call may take; Convoy predicts what it cannot measure by then. By default no limit.",
         rich_help_panel=TUNING,
     ),
 ]

@@ -28,7 +28,7 @@ class Case:
         device: `cpu` or `cuda`.
         threads: threads of a CPU that each framework may use.
         effort: how much Convoy may tune (`none`, `quick`, `full`).
-        tune_s: seconds after which Convoy stops measuring and predicts the rest; 0: no limit.
+        time_s: seconds after which Convoy stops measuring and predicts the rest; 0: no limit.
         db: Convoy's performance database; empty: the user's.
         trust: the model's file may run code.
     """
@@ -42,7 +42,7 @@ class Case:
     device: str = "cpu"
     threads: int = 1
     effort: str = "quick"
-    tune_s: float = 0.0
+    time_s: float = 0.0
     db: str = ""
     trust: bool = False
 

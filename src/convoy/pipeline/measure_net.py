@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from convoy.deadline import Deadline
 from convoy.engines.competition import competing_engines, load_competitor
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, zero_shares
 from convoy.measurement.device.memory_limit import refresh_memory_limit
@@ -22,19 +23,27 @@ from convoy.tune import SearchResult, search
 from convoy.tuning_profile import phase
 
 
-def make_runner(target: Target, settings: Settings) -> Runner:
-    """The runner for these settings. It starts no process before the first measurement."""
-    kind = ChildRunner if settings.isolate else InProcessRunner
-    return kind(
-        target,
-        extra_engines=settings.engines,
-        timeout_s=settings.timeout_s,
-        memory_bytes=settings.tuning_memory_bytes,
-    )
+def make_runner(target: Target, settings: Settings, deadline: Deadline | None = None) -> Runner:
+    """The runner for these settings. It starts no process before the first measurement.
+
+    Args:
+        target: the device.
+        settings: time limit of a candidate, memory, extra engines.
+        deadline: when a child process is given up amid a request; None: never.
+    """
+    engines, limit_s, limit = settings.engines, settings.timeout_s, settings.tuning_memory_bytes
+    if not settings.isolate:
+        return InProcessRunner(target, extra_engines=engines, timeout_s=limit_s, memory_bytes=limit)
+    return ChildRunner(target, extra_engines=engines, timeout_s=limit_s, memory_bytes=limit, deadline=deadline)
 
 
 def measure(
-    net: Net, settings: Settings, database: Database, observer: Observer, share: tuple[int, int] = (0, 1)
+    net: Net,
+    settings: Settings,
+    database: Database,
+    observer: Observer,
+    share: tuple[int, int] = (0, 1),
+    deadline: Deadline | None = None,
 ) -> SearchResult:
     """Find the times of all candidates of the net's regions and layout changes, in the database or by measuring.
 
@@ -44,10 +53,12 @@ def measure(
         database: where rows are read and stored.
         observer: called with the progress.
         share: (index, count): the part of the problems that this process measures.
+        deadline: when measuring must end; None: after `settings.time_s`.
     """
     engines = competing_engines(settings)
     loaded = [load_competitor(engine, settings.engines) for engine in engines]
-    runner = make_runner(net.target, settings)
+    deadline = deadline or Deadline(settings.time_s)
+    runner = make_runner(net.target, settings, deadline)
     try:
         found = search(
             share_of_problems(distinct_problems(net.regions, net.copies), *share),
@@ -58,6 +69,7 @@ def measure(
             runner=runner,
             baseline_only=subsumed_problems(net.regions) | nchw_to_skip(net.regions, loaded, settings, net.target),
             zeros=zeros_by_problem(net.regions, net.zeros),
+            deadline=deadline,
             on_progress=lambda done, total, message: observer(message, done, total),
         )
     finally:

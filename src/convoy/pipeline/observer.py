@@ -14,6 +14,13 @@ def ignore_progress(message: str, done: int, total: int) -> None:
     del message, done, total
 
 
+def announce(observer: Observer, line: str) -> None:
+    """Give a line that stays on the screen to an observer that shows such lines (`announce(line)`); others ignore it."""
+    say: Callable[[str], None] | None = getattr(observer, "announce", None)
+    if say is not None:
+        say(line)
+
+
 class Stopwatch:
     """Measures the seconds since it was made."""
 

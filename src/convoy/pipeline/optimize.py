@@ -13,6 +13,7 @@ from torch import nn
 
 from convoy import plan as plans
 from convoy.capture.user_hooks import user_hook
+from convoy.deadline import Deadline
 from convoy.engines.competition import competing_engines
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError, PlanError
@@ -24,6 +25,7 @@ from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult, stock_resu
 from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
 from convoy.pipeline.profile_output import profiled
 from convoy.pipeline.separate_layers import optimize_layers
+from convoy.pipeline.tune_in_time import overrun_note
 from convoy.pipeline.whole_model import tune_whole
 from convoy.plan import Plan
 from convoy.problem import TensorSpec
@@ -69,20 +71,40 @@ def optimize_model(
     settings: Settings | None = None,
     observer: Observer | None = None,
     kwargs: dict[str, Any] | None = None,
+    deadline: Deadline | None = None,
 ) -> OptimizeResult:
-    """`optimize` with all results of tuning; `observer` is called with the progress."""
+    """`optimize` with all results of tuning.
+
+    Args:
+        model: as for `optimize`.
+        args: as for `optimize`.
+        name: as for `optimize`.
+        settings: as for `optimize`.
+        observer: called with the progress.
+        kwargs: as for `optimize`.
+        deadline: when the call must end, if its time began before the call; it may be stopped by another thread. None:
+            `settings.time_s` after the call begins.
+    """
     stock, options = checked_model(model), checked_settings(settings)
+    deadline = deadline or Deadline(options.time_s)
     given, named = checked_arguments(args, kwargs)
     with preserve_global_state(), profiled(options) as recorder:
-        result = _tuned(stock, given, named, checked_name(name, stock), options, observer or ignore_progress)
+        result = _tuned(stock, given, named, checked_name(name, stock), options, observer or ignore_progress, deadline)
     result = dataclasses.replace(result, profile=recorder.profile())
-    for line in result.told:
+    late = overrun_note(deadline, result.summary.tuning.measured)
+    for line in (*result.told, *filter(None, (late,))):
         warn_user(line)
     return result
 
 
 def _tuned(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, settings: Settings, watch: Observer
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    settings: Settings,
+    watch: Observer,
+    deadline: Deadline,
 ) -> OptimizeResult:
     """Tune the whole model; if it cannot be captured, its layers one by one; else PyTorch runs it."""
     with phase("device and engines"):
@@ -91,14 +113,23 @@ def _tuned(
     reason = _why_not(model)
     if not reason:
         try:
+            tuner = ModelTuner(name, settings)
             return tune_whole(
-                model, args, kwargs, name=name, settings=settings, watch=watch, tuner=ModelTuner(name, settings)
+                model, args, kwargs, name=name, settings=settings, watch=watch, tuner=tuner, deadline=deadline
             )
         except CaptureError as error:
             reason = str(error).partition("\n")[0]
         try:
             return optimize_layers(
-                model, args, kwargs, name=name, settings=settings, observer=watch, tuner_of=ModelTuner, reason=reason
+                model,
+                args,
+                kwargs,
+                name=name,
+                settings=settings,
+                observer=watch,
+                tuner_of=ModelTuner,
+                reason=reason,
+                deadline=deadline,
             )
         except CaptureError as error:
             reason = str(error).partition("\n")[0]

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from convoy.capture import find_modules
 from convoy.capture.copies import copy_sharing_tensors
 from convoy.capture.find_layers import FoundModule
+from convoy.deadline import Deadline
 from convoy.errors import CaptureError
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.rounding import fixed_seed
@@ -39,6 +40,7 @@ def optimize_layers(
     observer: Observer,
     tuner_of: Callable[[str, Settings], Tuner],
     reason: str,
+    deadline: Deadline,
 ) -> OptimizeResult:
     """Tune every convolution and linear layer by itself and replace the stock layers in a copy of the model.
 
@@ -54,6 +56,7 @@ def optimize_layers(
         observer: called with the progress.
         tuner_of: (name, settings) → makes programs for further arguments of a layer.
         reason: why the model cannot be captured.
+        deadline: when the call must end; each layer may take an equal part of what is left.
 
     Raises:
         CaptureError: no layer could be tuned, or the copy is not faster; with `reason`.
@@ -61,7 +64,7 @@ def optimize_layers(
     """
     found = _layers(model, args, kwargs, reason)
     optimized = _sharing_copy(model, reason)
-    results = _tuned_layers(optimized, found.layers, name, settings, observer, tuner_of)
+    results = _tuned_layers(optimized, found.layers, name, settings, observer, tuner_of, deadline)
     if all(result.plan.baseline for result in results.values()):
         raise CaptureError(reason)
 
@@ -140,6 +143,7 @@ def _tuned_layers(
     settings: Settings,
     observer: Observer,
     tuner_of: Callable[[str, Settings], Tuner],
+    deadline: Deadline,
 ) -> dict[str, OptimizeResult]:
     """Results of the layers that can be captured, by qualified name."""
     results: dict[str, OptimizeResult] = {}
@@ -155,6 +159,7 @@ def _tuned_layers(
                 settings=settings,
                 watch=observer,
                 tuner=tuner_of(full_name, settings),
+                deadline=Deadline(deadline.left_s / (len(layers) - index)),
             )
         except CaptureError:  # for example complex numbers: the layer stays as it is
             continue

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from convoy.deadline import Deadline
 from convoy.measurement import Peaks
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.perfdb import Database
@@ -17,9 +18,9 @@ from convoy.pipeline.ceilings import ceiling_notes, measure_ceilings
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end_check import build_and_check, with_timeline
 from convoy.pipeline.check.net_check import NetCheck
-from convoy.pipeline.check.verify_predicted import BuiltPlan, rebuild_until_verified
+from convoy.pipeline.check.verify_predicted import BuiltPlan
 from convoy.pipeline.isolation import IsolatedCopy, isolate
-from convoy.pipeline.measure_net import measure, prediction_notes, with_counted_zeros
+from convoy.pipeline.measure_net import prediction_notes, with_counted_zeros
 from convoy.pipeline.net import Net
 from convoy.pipeline.observer import Observer, Stopwatch
 from convoy.pipeline.optimize_result import OptimizeResult
@@ -27,6 +28,7 @@ from convoy.pipeline.plan_target import device_of, target_for
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.summarize import CheckOutcome, summarize
+from convoy.pipeline.tune_in_time import TunedPlan, tune_in_time
 from convoy.plan import Plan
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.program.program_cache import Tuner
@@ -45,6 +47,7 @@ def tune_whole(
     settings: Settings,
     watch: Observer,
     tuner: Tuner,
+    deadline: Deadline,
 ) -> OptimizeResult:
     """Tune a model as one graph. Only copies of the model are run.
 
@@ -56,6 +59,7 @@ def tune_whole(
         settings: effort, limits and what is allowed.
         watch: called with the progress.
         tuner: makes programs for further arguments of the module that is returned.
+        deadline: when the call must end.
 
     Raises:
         CaptureError: the model cannot be copied, captured, or replaced by a graph.
@@ -69,13 +73,11 @@ def tune_whole(
             ceilings = measure_ceilings(target)
             clock = Stopwatch()
             net = with_counted_zeros(net, settings, watch)
-            found = measure(net, settings, database, watch)
             check = NetCheck(net, isolated)
             net = dataclasses.replace(net, original=None)  # the check has run it
-            job = _Job(model, (args, kwargs), isolated, net, found, settings, ceilings, check, tuner)
-            build = partial(job.build, database, clock, watch)
-            built, found = rebuild_until_verified(build, net, found, settings, database, watch)
-            return dataclasses.replace(job, found=found).conclude(built)
+            job = _Job(model, (args, kwargs), isolated, net, settings, ceilings, check, tuner)
+            tuned = tune_in_time(net, settings, database, watch, deadline, partial(job.build, database, clock, watch))
+        return job.conclude(tuned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +88,22 @@ class _Job:
     given: tuple[tuple[Any, ...], dict[str, Any]]
     isolated: IsolatedCopy
     net: Net
-    found: SearchResult
     settings: Settings
     ceilings: Peaks | None
     check: NetCheck
     tuner: Tuner
 
-    def build(self, database: Database, clock: Stopwatch, watch: Observer, found: SearchResult) -> BuiltPlan:
+    def build(
+        self,
+        database: Database,
+        clock: Stopwatch,
+        watch: Observer,
+        found: SearchResult,
+        settings: Settings,
+        deadline: Deadline,
+    ) -> BuiltPlan:
         """Select, build, and check against float64 and the clock."""
-        net, settings = self.net, self.settings
+        net = self.net
         choice = select(net, found, settings)
         seen = [line for line in (self.check.wrong, self.check.note) if line]
         notes = [*seen, *prediction_notes(found), *ceiling_notes(self.ceilings), *database.warnings]
@@ -103,16 +112,17 @@ class _Job:
         watch("checking the whole net", 0, 0)
         plan, program, outcome = build_and_check(
             self.check,
-            lambda: build_fastest(planned, net, settings, choice.problem),
+            lambda: build_fastest(planned, net, settings, choice.problem, deadline=deadline),
             lambda plan: build_program(plan, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
+            lambda: end_to_end.TimingLimits.of(settings.effort, deadline),
         )
         least = end_to_end.least_error(str(settings.numerics))
         wrong = end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
         return BuiltPlan(choice, plan, program, outcome, wrong, tuned_s)
 
-    def conclude(self, built: BuiltPlan) -> OptimizeResult:
+    def conclude(self, tuned: TunedPlan) -> OptimizeResult:
         """The result: the program, or the baseline if the program is not faster (`end_to_end.falls_back`)."""
-        net, settings = self.net, self.settings
+        net, settings, built = self.net, self.settings, tuned.built
         plan, program, outcome = built.plan, built.program, built.outcome
         slow = end_to_end.why_slow("the whole net", outcome.optimized, outcome.baseline)
         stock_wrong = bool(self.check.wrong or stock_defects(net))
@@ -130,15 +140,20 @@ class _Job:
         program, timeline = with_timeline(program, inputs)
         plan = program.plan
         with phase("summary"):
-            return self._result(built, plan, program, outcome, timeline)
+            return self._result(tuned, plan, program, outcome, timeline)
 
     def _result(
-        self, built: BuiltPlan, plan: Plan, program: Program, outcome: CheckOutcome, timeline: list[Span]
+        self,
+        tuned: TunedPlan,
+        plan: Plan,
+        program: Program,
+        outcome: CheckOutcome,
+        timeline: list[Span],
     ) -> OptimizeResult:
         net, settings = self.net, self.settings
         module = OptimizedModule(self.model, program, *self.given, self.tuner, settings.check)
         summary = summarize(
-            net, self.found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline,
+            net, tuned.found, tuned.built.choice, plan, program, outcome, settings, tuned.built.tuned_s, timeline,
             ceilings=self.ceilings,
         )  # fmt: skip
         return OptimizeResult(module, plan, summary, (self.check.wrong,) if self.check.wrong else ())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from convoy.capture import TrainingCapture, capture_training
 from convoy.capture.batch import flatten_batch
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
+from convoy.deadline import Deadline
 from convoy.errors import CaptureError, PlanError
 from convoy.graph.text import digest
 from convoy.measurement import Peaks, protocol_for
@@ -25,17 +26,17 @@ from convoy.perfdb import Database
 from convoy.pipeline.ceilings import ceiling_notes, measure_ceilings
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end_check import build_and_check, with_timeline
-from convoy.pipeline.check.verify_predicted import BuiltPlan, rebuild_until_verified
+from convoy.pipeline.check.verify_predicted import BuiltPlan
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.measure_net import measure, prediction_notes
 from convoy.pipeline.net import Net, input_formats, make_net, memory_format
 from convoy.pipeline.observer import Observer, Stopwatch, ignore_progress
-from convoy.pipeline.optimize_result import NO_GRAPH
 from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.selection_input import distinct_problems
 from convoy.pipeline.summarize import summarize
+from convoy.pipeline.tune_in_time import tune_in_time
 from convoy.plan import Plan
 from convoy.problem import subgraph_texts
 from convoy.program import Program, build_program
@@ -50,6 +51,9 @@ from convoy.training.step_program import StepOptions, StepProgram
 from convoy.training.stock_step import StepCheck, StockStep
 from convoy.tune import SearchResult
 from convoy.tuning_profile import TuningProfile, phase
+
+SHARED_RESERVE: Final = 0.4
+"""Share of a call's time that several processes keep for gathering, building and checking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class TrainingJob:
         self.target: Target = target_for(device_of(model, batch, {}))
         scaled = options.scaler is not None
         self.amp = amp
+        self._kept_check: StepCheck | None = None
         self.given = options.given(batch)
         with phase("capture"):
             self.capture: TrainingCapture = capture_training(model, loss_fn, self.given, amp=self.amp, scaled=scaled)
@@ -125,11 +130,12 @@ class TrainingJob:
         ]
         return [*held, *flatten_batch(self.given).tensors]
 
-    def measure_share(self, observer: Observer, index: int, count: int) -> bytes:
+    def measure_share(self, observer: Observer, deadline: Deadline, index: int, count: int) -> bytes:
         """Measure one of several shares; what was measured, as an export of the database."""
+        measuring = deadline.earlier(SHARED_RESERVE * deadline.left_s) if deadline.is_limited else deadline
         protocol = protocol_for(self.settings.effort, self.target.device).id
         with Database.open(self.settings.db) as database:
-            found = measure(self.net, self.settings, database, observer, (index, count))
+            found = measure(self.net, self.settings, database, observer, (index, count), measuring)
             # As the clock gave them: in `found` are rows that these settings rule out, without their times.
             rows = [row for key in found.rows for row in database.lookup(key, self.target.digest, protocol)]
         problems = distinct_problems(self.net.regions, self.net.copies)
@@ -148,7 +154,7 @@ class TrainingJob:
                 path.write_bytes(data)
                 database.import_(path)
 
-    def tune(self, observer: Observer | None) -> TrainingResult:
+    def tune(self, observer: Observer | None, deadline: Deadline) -> TrainingResult:
         """Measure, select, build, check."""
         watch = observer or ignore_progress
         settings = self.settings
@@ -156,35 +162,50 @@ class TrainingJob:
         with limited, Database.open(settings.db) as database:
             ceilings = measure_ceilings(self.target)
             clock = Stopwatch()
-            found = measure(self.net, settings, database, watch)
             build = partial(self._build, ceilings, database, clock, watch)
-            built, found = rebuild_until_verified(build, self.net, found, settings, database, watch)
-        return self._conclude(built, found, ceilings)
+            tuned = tune_in_time(self.net, settings, database, watch, deadline, build)
+        return self._conclude(tuned.built, tuned.found, ceilings)
 
     def _build(
-        self, ceilings: Peaks | None, database: Database, clock: Stopwatch, watch: Observer, found: SearchResult
+        self,
+        ceilings: Peaks | None,
+        database: Database,
+        clock: Stopwatch,
+        watch: Observer,
+        found: SearchResult,
+        settings: Settings,
+        deadline: Deadline,
     ) -> BuiltPlan:
         """Select, build, check."""
-        choice = select(self.net, found, self.settings)
+        choice = select(self.net, found, settings)
         notes = [*prediction_notes(found), *ceiling_notes(ceilings), *database.warnings]
-        planned = make_plan(self.net, choice, self.settings, notes, found)
+        planned = make_plan(self.net, choice, settings, notes, found)
         tuned_s = clock.seconds
         watch("checking the whole step", 0, 0)
-        net, settings = self.net, self.settings
-        flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
-        scaled = self.options.scaler is not None
-        with phase("check", "float64"):
-            stock = StockStep(self.model, self.loss_fn, self.amp, self.given, scaled=scaled, capture=self.capture)
-            check = StepCheck(stock, self.inputs(), self.capture, flops=flops)
+        net = self.net
+        check = self._check(keep=deadline.is_limited)
         plan, program, outcome = build_and_check(
             check,
-            lambda: build_fastest(planned, net, settings, choice.problem, self._collectives()),
+            lambda: build_fastest(planned, net, settings, choice.problem, self._collectives(), deadline),
             lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
+            lambda: end_to_end.TimingLimits.of(settings.effort, deadline),
         )
         plan = dataclasses.replace(plan, notes=(*plan.notes, *filter(None, (check.wrong, check.note))))
         allowed = check.allowed(outcome.errors, outcome.baseline_errors, settings.numerics)
         wrong = end_to_end.why_wrong("the gradients'", outcome.errors, allowed, end_to_end.LEAST_ERROR)
         return BuiltPlan(choice, plan, program, outcome, wrong, tuned_s, stock_wrong=bool(check.wrong))
+
+    def _check(self, *, keep: bool) -> StepCheck:
+        """The check of the step: with a float64 run, whose results stay in memory for the next plan if `keep` is set."""
+        if self._kept_check is not None:
+            return self._kept_check
+        flops = sum(region.problems[0].flops for region in self.net.regions if len(region.nodes) == 1)
+        scaled = self.options.scaler is not None
+        with phase("check", "float64"):
+            stock = StockStep(self.model, self.loss_fn, self.amp, self.given, scaled=scaled, capture=self.capture)
+            check = StepCheck(stock, self.inputs(), self.capture, flops=flops)
+        self._kept_check = check if keep else None
+        return check
 
     def _collectives(self) -> list[Collective]:
         """The all-reduces of the gradients, where there are several processes."""
@@ -263,26 +284,3 @@ def check_scalar_devices(model: nn.Module, batch: tuple[Any, ...]) -> None:
     device = next(model.parameters()).device
     if any(tensor.dim() == 0 and tensor.device != device for tensor in flatten_batch(batch).tensors):
         raise CaptureError(f"a number of the batch is a tensor on another device than the model's, {device}")
-
-
-def uncaptured_step(
-    model: nn.Module,
-    loss_fn: Callable[..., torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    batch: tuple[Any, ...],
-    options: StepOptions,
-    name: str,
-    note: str,
-) -> TrainingStep:
-    """PyTorch's own step, for what could not be captured; its plan has no steps, and `note` among its notes."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        options = dataclasses.replace(options, group=model.process_group)
-        model = model.module
-    flat = flatten_batch(tuple(batch))
-    device = next(model.parameters()).device.type
-    target = target_for(device if device == "cuda" else "cpu").to_dict()
-    plan = Plan(
-        model=name or type(model).__name__, graph_digest=NO_GRAPH, inputs=(), target=target, numerics="as_torch", steps=(),
-        solver="baseline", baseline=True, notes=(note,),
-    )  # fmt: skip
-    return TrainingStep(model, loss_fn, optimizer, options, StepProgram(plan, None, None, flat.signature))

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
+from convoy.deadline import Deadline
 from convoy.errors import CaptureError, InputError, SelectionError
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.observer import Observer, ignore_progress
 from convoy.pipeline.profile_output import profiled
+from convoy.pipeline.tune_in_time import overrun_note
 from convoy.plan import Plan
 from convoy.program.recording import first_line
 from convoy.settings import Effort, Settings, checked_settings
@@ -23,7 +25,8 @@ from convoy.training.plan_agreement import agree_on_plan
 from convoy.training.step import TrainingStep, effective_amp
 from convoy.training.step_arguments import check_training_arguments
 from convoy.training.step_program import StepOptions
-from convoy.training.training_job import TrainingJob, TrainingResult, uncaptured_step
+from convoy.training.training_job import TrainingJob, TrainingResult
+from convoy.training.uncaptured_step import uncaptured_step
 from convoy.user_warning import warn_user
 
 SHARED_DEVICES: Final = ("cuda",)
@@ -129,8 +132,23 @@ def train_model(
     settings: Settings,
     name: str = "",
     observer: Observer | None = None,
+    deadline: Deadline | None = None,
 ) -> TrainingResult:
-    """`training_step`, with everything that was found out; `observer` is told of the progress."""
+    """`training_step`, with everything that was found out.
+
+    Args:
+        model: as for `training_step`.
+        loss_fn: as for `training_step`.
+        optimizer: as for `training_step`.
+        batch: as for `training_step`.
+        options: autocast, scaler, clipping, accumulation.
+        plan: as for `training_step`.
+        settings: as for `training_step`.
+        name: as for `training_step`.
+        observer: called with the progress.
+        deadline: as for `optimize_model`.
+    """
+    deadline = deadline or Deadline(settings.time_s)
     options = options or StepOptions()
     check_training_arguments(model, loss_fn, optimizer, batch, options)
     device = next(model.parameters()).device
@@ -140,8 +158,13 @@ def train_model(
     # Copies are run and numbers are drawn, which training must not notice.
     quiet = torch.inference_mode(False), torch.autocast(device.type, enabled=False)
     with preserve_global_state(), profiled(settings) as recorder, quiet[0], quiet[1]:
-        found = _train_model(model, loss_fn, optimizer, tuple(batch), options, amp, plan, settings, name, observer)
-        return dataclasses.replace(found, profile=recorder.profile())
+        found = _train_model(
+            model, loss_fn, optimizer, tuple(batch), options, amp, plan, settings, name, observer, deadline
+        )
+    late = overrun_note(deadline, found.summary.tuning.measured if found.summary is not None else 0)
+    if late:
+        warn_user(late)
+    return dataclasses.replace(found, profile=recorder.profile())
 
 
 def _train_model(
@@ -155,6 +178,7 @@ def _train_model(
     settings: Settings,
     name: str,
     observer: Observer | None,
+    deadline: Deadline,
 ) -> TrainingResult:
     if isinstance(model, nn.parallel.DistributedDataParallel):
         options = dataclasses.replace(options, group=model.process_group)
@@ -168,11 +192,11 @@ def _train_model(
 
         def tune(shares: list[bytes]) -> Plan:
             job.take(shares)
-            found.append(job.tune(observer))
+            found.append(job.tune(observer, deadline))
             return found[0].plan
 
         shared = job.target.device in SHARED_DEVICES and settings.effort is not Effort.NONE
-        measure_share = partial(job.measure_share, observer or ignore_progress)
+        measure_share = partial(job.measure_share, observer or ignore_progress, deadline)
         agreed = agree_on_plan(tune, options.group, job.target, measure_share if shared else None)
         return found[0] if found else job.replay(agreed)
-    return job.tune(observer) if replayed is None else job.replay(replayed)
+    return job.tune(observer, deadline) if replayed is None else job.replay(replayed)

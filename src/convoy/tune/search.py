@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from convoy.deadline import Deadline
 from convoy.engines.activation_sparsity import CURVE, SparsityBucket
 from convoy.engines.base import Engine
 from convoy.engines.competition import load_competitor
@@ -70,6 +71,7 @@ def search(
     on_progress: SearchProgress | None = None,
     baseline_only: Collection[str] = (),
     zeros: Mapping[str, Collection[SparsityBucket]] | None = None,
+    deadline: Deadline | None = None,
 ) -> SearchResult:
     """Find the time of every engine for every problem.
 
@@ -92,6 +94,7 @@ def search(
         baseline_only: keys of problems for which only the baseline is measured.
         zeros: by problem key, the sparsity buckets of its layers' inputs (`convoy.engines.activation_sparsity`); engines that
             skip zeros are measured for these, and without zeros for other problems.
+        deadline: when measuring must end; None: after `settings.time_s`.
 
     Raises:
         InputError: an unknown engine id, an extra engine that cannot be imported, or a damaged criteria file.
@@ -113,7 +116,7 @@ def search(
     cut = ""
     if settings.effort is not Effort.NONE:
         with phase("measure"):
-            cut = StagedSearch(tasks, protocol, settings, target, database, runner, report).run()
+            cut = StagedSearch(tasks, protocol, settings, target, database, runner, report, deadline).run()
     # Before predictions take the place of the rows that say so.
     without_memory = [task for task in tasks if task.baseline_ran_out_of_memory()]
     if unanswered := tasks if cut or settings.effort is Effort.NONE else without_memory:

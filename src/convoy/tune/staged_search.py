@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from convoy.deadline import Deadline
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request, Runner
 from convoy.perfdb.row import Measurement
@@ -35,15 +34,24 @@ class StagedSearch:
         database: RowStore,
         runner: Runner,
         report: SearchProgress,
+        deadline: Deadline | None = None,
     ) -> None:
         self.tasks, self.protocol, self.effort, self.target = tasks, protocol, settings.effort, target
-        self._seconds, self._end = settings.tune_s, time.monotonic() + settings.tune_s
+        self._deadline = deadline or Deadline(settings.time_s)
         self.database, self.runner = database, runner
         self._report = report
         self._done = 0
 
     def run(self) -> str:
         """Run all stages of all tasks until the time is up; returns how far it came, or an empty text if it completed."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            if not self._deadline.was_stopped:
+                raise
+            return self._cut()
+
+    def _run(self) -> str:
         if not self._run_likely():
             return self._cut()
         chunks = [self.tasks] if self.target.device == "cuda" else [[task] for task in self.tasks]
@@ -55,7 +63,11 @@ class StagedSearch:
         return ""
 
     def _cut(self) -> str:
-        return f"after {self._seconds:g} s, with {self._done} of {self._total} stages of the search done"
+        limit = self._deadline
+        when = (
+            f"after {limit.spent_s:.3g} s, when it was stopped" if limit.was_stopped else f"after {limit.seconds:.3g} s"
+        )
+        return f"{when}, with {self._done} of {self._total} stages of the search done"
 
     def _run_likely(self) -> bool:
         """Measure the predicted winners as soon as they are compiled; meanwhile, configs that need no compiler.
@@ -113,7 +125,7 @@ class StagedSearch:
 
     def _measure_in_time(self, task: TuningTask, request: Request) -> bool:
         """Measure a request; returns False without measuring if the time is up."""
-        if time.monotonic() > self._end:
+        if self._deadline.is_over:
             return False
         self._report(self._done, self._total, describe_problem(task.problem))
         self._measure(task, request)
@@ -125,7 +137,7 @@ class StagedSearch:
         If the time is limited, problems that only need their baseline come last.
         """
         task, request = asked
-        return task.baseline_only and math.isfinite(self._seconds), request is not None and task.compiles(request)
+        return task.baseline_only and self._deadline.is_limited, request is not None and task.compiles(request)
 
     def _step(self) -> None:
         self._done += 1

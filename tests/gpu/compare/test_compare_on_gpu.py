@@ -45,7 +45,7 @@ def run(folder: Path, *words: str) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [["--dtype", "fp16"], ["--dtype", "bf16", "--train"]], ids=["inference", "training"])
 def test_frameworks_side_by_side(tmp_path: Path, mode: list[str]) -> None:
-    words = ["--frameworks", "torch,inductor,convoy", "--batch", "4,8", "--tune-s", "10", *mode]
+    words = ["--frameworks", "torch,inductor,convoy", "--batch", "4,8", "--time-s", "10", *mode]
     rows = read(run(tmp_path, *words, "--db", str(tmp_path / "perf.db"))).rows
     assert {(row.provider, row.batch): (row.status, row.reason) for row in rows} == {
         (name, batch): ("ok", "") for name in ("torch", "inductor", "convoy") for batch in (4, 8)

@@ -151,7 +151,7 @@ def test_tuning_keeps_to_its_limit(tmp_path: Path, isolate: bool) -> None:
     torch.cuda.reset_peak_memory_stats()
     most = LIMIT + isolate * CONTEXT_BYTES
     settings = convoy.Settings(
-        db=tmp_path / "perf.db", tuning_memory_bytes=most, tune_s=40, isolate=isolate, only_engines=ENGINES
+        db=tmp_path / "perf.db", tuning_memory_bytes=most, time_s=40, isolate=isolate, only_engines=ENGINES
     )
     fast = convoy.optimize(model, (x,), settings=settings)
     assert torch.cuda.max_memory_reserved() <= before + most
@@ -177,7 +177,7 @@ def test_a_plan_without_room_for_the_stock_net_beside_it_is_made_anew(
     monkeypatch.setattr(NetCheck, "stock", crowded)
     model = Wide().half().cuda().eval()
     x = torch.randn(IMAGES, 16, 56, 56, device="cuda", dtype=torch.half)
-    settings = convoy.Settings(db=tmp_path / "perf.db", tune_s=40, only_engines=ENGINES)
+    settings = convoy.Settings(db=tmp_path / "perf.db", time_s=40, only_engines=ENGINES)
     fast = convoy.optimize(model, (x,), settings=settings)
     assert TIMED_SEPARATELY in fast.plan.notes
     assert asked[1] < asked[0]  # the program was gone

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from convoy.pipeline import schedules
+from convoy.deadline import Deadline
+from convoy.pipeline import schedule_search, schedules
 from convoy.pipeline.check.end_to_end import Latency
 from convoy.pipeline.schedules import ScheduleSearch
 from convoy.plan import Step
@@ -61,8 +62,8 @@ def contest(monkeypatch: pytest.MonkeyPatch, clock: Clock, grown: float = 1.0, f
             raise torch.OutOfMemoryError("planted")
         return SimpleNamespace(streams=streams_of(steps))
 
-    monkeypatch.setattr(schedules, "_bound", lambda program: program)
-    monkeypatch.setattr(schedules, "_bytes", lambda program: 1000 if program.streams == 1 else int(1000 * grown))
+    monkeypatch.setattr(schedule_search, "_bound", lambda program: program)
+    monkeypatch.setattr(schedule_search, "_bytes", lambda program: 1000 if program.streams == 1 else int(1000 * grown))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     made = ScheduleSearch(BRANCHES, build(BRANCHES), build, 1.1, clock)  # type: ignore[arg-type]
     for streams in (2, 3, 4):
@@ -100,8 +101,8 @@ def test_weights_and_inputs_count_beside_values(monkeypatch: pytest.MonkeyPatch)
     """A net of batch 1 is mostly weights: values that live side by side are little of what it holds."""
     spec = SimpleNamespace(size_bytes=7)
     bound = SimpleNamespace(resident_bytes=1000, inputs=[(spec, "nhwc"), (spec, "nchw")])
-    monkeypatch.setattr(schedules, "peak_bytes", lambda _: 100)
-    assert schedules._bytes(bound) == 1114  # type: ignore[arg-type]
+    monkeypatch.setattr(schedule_search, "peak_bytes", lambda _: 100)
+    assert schedule_search._bytes(bound) == 1114  # type: ignore[arg-type]
 
 
 def test_what_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -195,3 +196,19 @@ def test_collectives_that_end_after_the_last_step_are_exposed():
 def test_values_that_are_cast_together_are_named():
     casts = dataclasses.replace(step(0, ("x",), 1.0), pattern="casts", results=("a@nhwc", "b"))
     assert cast_groups((step(1, ("x",), 1.0), casts)) == [("a", "b")]
+
+
+def test_a_schedule_that_would_not_be_timed_in_time_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch):
+    deadline = Deadline()
+    deadline.stop()
+    clock = Clock({1: 4.0, 2: 2.0})
+    monkeypatch.setattr(schedule_search, "_bound", lambda program: program)
+    monkeypatch.setattr(schedule_search, "_bytes", lambda program: 1000)
+
+    def build(steps: Sequence[Step]) -> SimpleNamespace:
+        return SimpleNamespace(streams=streams_of(steps))
+
+    made = ScheduleSearch(BRANCHES, build(BRANCHES), build, 1.1, clock, deadline=deadline)  # type: ignore[arg-type]
+    made.challenge("2", parallel_steps(BRANCHES, 2))
+    assert (made.name, clock.pairs) == ("1", [])
+    assert made.notes == ["streams: 2 was not tried for lack of time"]

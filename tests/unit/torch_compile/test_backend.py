@@ -345,7 +345,7 @@ def test_a_default_device_and_a_dispatch_mode_around_the_first_call(
     ("given", "named", "hint"),
     [
         ({"efort": "none"}, r"options\['efort'\]", "Did you mean 'effort'"),
-        ({"tune_s": "3"}, "tune_s", "number of seconds"),
+        ({"time_s": "3"}, "time_s", "number of seconds"),
         ({"only_engines": ("atten",)}, "only_engines", "aten"),
     ],
 )

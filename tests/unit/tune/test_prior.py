@@ -9,7 +9,6 @@ from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline.measure_net import prediction_notes
 from convoy.problem import EngineConfig, Knobs
 from convoy.settings import Effort
-from convoy.tune import staged_search
 from convoy.tune.prior import MAX_PRIOR_CONFIGS, Prior
 from tests.unit.tune.test_search import GPU, OTHER, PROBLEM, Timed, run
 from tests.unit.tune.test_tuning_task import Fake
@@ -161,7 +160,7 @@ class Slow(Timed):
 @pytest.fixture
 def now(monkeypatch):
     found = [50.0]
-    monkeypatch.setattr(staged_search.time, "monotonic", lambda: found[0])
+    monkeypatch.setattr("convoy.deadline._monotonic", lambda: found[0])
     return found
 
 
@@ -169,7 +168,7 @@ def test_where_time_is_up_the_rest_is_predicted(known, fakes, now):
     """Three requests fit: what is predicted to win of all three problems, and nothing to compare it with."""
     more = [PROBLEM, replace(PROBLEM, k=16), replace(PROBLEM, k=32)]
     runner = Slow(now)
-    found = run(more, engines(fakes), known, runner, GPU, tune_s=2.5)
+    found = run(more, engines(fakes), known, runner, GPU, time_s=2.5)
     assert len(runner.asked) == 6
     assert found.cut == "after 2.5 s, with 0 of 9 stages of the search done"
     assert found.predicted == 3
@@ -187,13 +186,13 @@ def test_where_time_is_up_the_rest_is_predicted(known, fakes, now):
 
 
 def test_a_search_that_ends_in_time_is_whole(known, fakes, now):
-    found = run([PROBLEM], engines(fakes), known, Slow(now), GPU, tune_s=1000.0)
+    found = run([PROBLEM], engines(fakes), known, Slow(now), GPU, time_s=1000.0)
     assert (found.cut, found.predicted) == ("", 0)
 
 
 def test_where_time_is_short_what_is_there_for_comparison_comes_last(database, fakes, now):
     more = [PROBLEM, replace(PROBLEM, k=16)]
-    for limits, expected in (({"tune_s": 1000.0}, more[1]), ({}, more[0])):
+    for limits, expected in (({"time_s": 1000.0}, more[1]), ({}, more[0])):
         runner = Slow(now)
         fresh = type(database).open(database.path.with_name(f"{len(limits)}.db"), shipped=False)
         run(more, fakes(Fake("aten"), Fake("cudnn")), fresh, runner, GPU, baseline_only=[PROBLEM.key], **limits)
@@ -209,7 +208,7 @@ def test_where_the_likeliest_disappoints_other_predictions_are_not_believed_eith
     other = replace(PROBLEM, k=16)
     runner = Slow(now)
     runner.time_of = here
-    found = run([other], engines(fakes), known, runner, GPU, tune_s=0.5)
+    found = run([other], engines(fakes), known, runner, GPU, time_s=0.5)
     rows = {(row.config.engine, row.config.knobs["k"]): row for row in found.rows[other.key] if row.ok}
     assert rows["fast", 7].samples == 3
     assert rows["near", 7].samples == 0
@@ -237,7 +236,7 @@ def test_what_another_device_hints_at_is_measured_before_what_needs_no_compiler(
     rows = [elsewhere(name, 5, us, PROBLEM, kin) for name, us in (("near", 20.0), ("fast", 21.0), ("slow", 60.0))]
     database.put([*rows, elsewhere("aten", 0, 50.0, PROBLEM, kin)], targets=[kin])
     runner = Slow(now)
-    run([PROBLEM], engines(fakes), database, runner, GPU, tune_s=0.5)
+    run([PROBLEM], engines(fakes), database, runner, GPU, time_s=0.5)
     assert order(runner) == [("near", 5), ("fast", 5)]
 
 

@@ -32,11 +32,11 @@ Effort = Annotated[
     str,
     typer.Option("--effort", help="How much Convoy may tune: none, quick or full.", rich_help_panel=TUNING),
 ]
-TuneS = Annotated[
+TimeS = Annotated[
     float,
     typer.Option(
-        "--tune-s",
-        help="Seconds that Convoy may measure for each case; it predicts the rest. 0: no limit.",
+        "--time-s",
+        help="Seconds that tuning of each case may take; Convoy predicts the rest. 0: no limit.",
         rich_help_panel=TUNING,
     ),
 ]

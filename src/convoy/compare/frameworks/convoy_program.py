@@ -44,7 +44,7 @@ def settings_of(case: Case) -> convoy.Settings:
     """Convoy's settings: the case's effort and time, and PyTorch's own rounding, for which rows are shipped."""
     settings = convoy.Settings(
         effort=convoy.Effort(case.effort),
-        tune_s=case.tune_s or math.inf,
+        time_s=case.time_s or math.inf,
         static_outputs=case.device == "cuda",
     )
     return dataclasses.replace(settings, db=Path(case.db)) if case.db else settings

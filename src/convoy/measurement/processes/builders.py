@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from convoy.deadline import Deadline
 from convoy.engines.manifest import load_engine
 from convoy.measurement.device.memory_limit import CONTEXT_BYTES, MAX_DEVICE_BUILDERS, MemorySplit
 from convoy.measurement.processes.process import START_S, WorkerEndedError, WorkerProcess, worker_handshake
@@ -30,6 +31,9 @@ JOBS_PER_BUILDER: Final = 4
 
 ONE_COMPILER: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 """Otherwise Inductor would start a pool of compile processes in each worker."""
+
+POLL_S: Final = 0.25
+"""How often a wait looks whether the call's time was ended early."""
 
 _Key = tuple[str, EngineConfig]
 
@@ -96,10 +100,14 @@ class BuilderPool:
             self._threads.append(thread)
             thread.start()
 
-    def wait(self, request: Request) -> None:
-        """Wait until every build that was begun for a request has finished or was given up."""
+    def wait(self, request: Request, deadline: Deadline | None = None) -> None:
+        """Wait until every build that was begun for a request has finished or was given up, or until the deadline."""
+        keys = _keys(request)
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._pending.isdisjoint(_keys(request)))
+            while not self._closed and not self._pending.isdisjoint(keys):
+                if deadline is not None and deadline.is_over:
+                    return
+                self._changed.wait(None if deadline is None else min(POLL_S, deadline.left_s))
 
     def is_built(self, request: Request) -> bool:
         """Whether `wait` would return at once."""

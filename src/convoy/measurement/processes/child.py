@@ -6,9 +6,10 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from convoy.deadline import Deadline
 from convoy.errors import LaunchError
 from convoy.measurement.device.memory_limit import MemoryLimit
-from convoy.measurement.processes.builders import ONE_COMPILER, BuilderPool, builder_pools
+from convoy.measurement.processes.builders import ONE_COMPILER, POLL_S, BuilderPool, builder_pools
 from convoy.measurement.processes.process import START_S, WorkerEndedError, WorkerProcess, worker_handshake
 from convoy.measurement.processes.worker import config_fields, problem_fields
 from convoy.measurement.protocol import Protocol
@@ -44,6 +45,10 @@ class _WorkerEnd:
     sure: bool
 
 
+class _TimeUpError(Exception):
+    """The time of the whole call is up."""
+
+
 class ChildRunner:
     """Drives one worker, which starts with the first request and again after a fault.
 
@@ -55,6 +60,7 @@ class ChildRunner:
         extra_engines: extra engines as `id=module:Class`.
         timeout_s: most seconds for building and checking a candidate, and for each of its timed samples.
         memory_bytes: most bytes of a GPU for child and builders, contexts included; None: all free memory.
+        deadline: when the worker is ended amid a request; candidates that have no row by then get none. None: never.
     """
 
     def __init__(
@@ -64,11 +70,13 @@ class ChildRunner:
         extra_engines: tuple[str, ...] = (),
         timeout_s: float = 30.0,
         memory_bytes: int | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         self.target = target
         self.extra_engines = extra_engines
         self.timeout_s = timeout_s
         self.memory_bytes = memory_bytes
+        self._deadline = deadline or Deadline()
         self.starts = 0
         """Workers started so far."""
         self._worker: WorkerProcess | None = None
@@ -98,12 +106,17 @@ class ChildRunner:
         """
         with phase("build", "in other processes"):
             for builders in self._builders:
-                builders.wait(request)
+                builders.wait(request, self._deadline)
+        if self._deadline.is_over:
+            return
         pending = list(request.configs)
         suspect: EngineConfig | None = None
         data_failures = 0
         while pending:
-            end = yield from self._serve(request, [suspect] if suspect else pending, protocol, pending)
+            try:
+                end = yield from self._serve(request, [suspect] if suspect else pending, protocol, pending)
+            except _TimeUpError:
+                return
             if end is None:
                 suspect = None
             elif end.status is None:
@@ -150,7 +163,7 @@ class ChildRunner:
         at, limit_s, lost, whole, worn_out = -1, DATA_S, False, False, False
         try:
             while True:
-                message = worker.receive(limit_s)
+                message = self._received(worker, limit_s)
                 if "at" in message:
                     at = message["at"]
                     limit_s = self.timeout_s if at >= 0 else max(DATA_S, self.timeout_s)
@@ -179,6 +192,25 @@ class ChildRunner:
             if not whole or worn_out:
                 self._end_worker()
 
+    def _received(self, worker: WorkerProcess, limit_s: float) -> dict[str, Any]:
+        """The worker's next message.
+
+        Raises:
+            TimeoutError: none came within `limit_s` seconds.
+            _TimeUpError: the call's time ended first; no candidate is responsible.
+        """
+        allowed_s = limit_s
+        while True:
+            wait_s = min(limit_s, self._deadline.left_s, POLL_S)
+            try:
+                return worker.receive(wait_s)
+            except TimeoutError:
+                if self._deadline.is_over:
+                    raise _TimeUpError from None
+                limit_s -= wait_s
+                if limit_s <= 0:
+                    raise TimeoutError(f"took longer than {allowed_s:g} s") from None
+
     def _is_worn_out(self, lost: float) -> bool:
         """Whether the worker has lost too much of its memory since its first request."""
         if self._lost is None:
@@ -198,7 +230,7 @@ class ChildRunner:
         self.starts += 1
         self._is_new = True
         try:
-            self._worker.receive(START_S)
+            self._received(self._worker, START_S)
         except BaseException as error:
             self._end_worker()
             if isinstance(error, (TimeoutError, WorkerEndedError)):

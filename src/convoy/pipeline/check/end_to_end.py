@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture.copies import copy_module
+from convoy.deadline import Deadline
 from convoy.engines import nondeterminism
 from convoy.errors import SelectionError
 from convoy.graph.ir import Graph
 from convoy.measurement.failure import is_out_of_memory
-from convoy.settings import Settings
+from convoy.settings import Effort, Settings
 
 ROUNDS = 15
 """Interleaved rounds of the end-to-end timing. The number is odd, so that the median is a sample."""
+
+FIRST_ROUNDS: Final = 5
+"""The same for a first answer, which is there at once (effort `none`)."""
+
+FIRST_S: Final = 1.5
+"""Seconds after which a first answer is timed no longer."""
+
+LEAST_ROUNDS: Final = 3
+"""Rounds that a median needs, however little time there is."""
 
 LEAST_ROUND_S = 0.02
 """Least duration of a round: short nets are called many times, so that the timer and the scheduler add little."""
@@ -133,22 +144,53 @@ def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> OutputErrors:
     return OutputErrors(relative, worst)
 
 
+@dataclass(frozen=True, slots=True)
+class TimingLimits:
+    """How long two programs are timed.
+
+    Attributes:
+        rounds: timed rounds, after one that is dropped.
+        most_s: after this time the rounds end, but not before there are `LEAST_ROUNDS`.
+    """
+
+    rounds: int = ROUNDS
+    most_s: float = math.inf
+
+    @staticmethod
+    def of(effort: Effort, deadline: Deadline) -> TimingLimits:
+        """Few rounds at effort `none`, which promises an answer at once; none takes longer than the call may."""
+        if effort is Effort.NONE:
+            return TimingLimits(FIRST_ROUNDS, min(FIRST_S, deadline.left_s))
+        return TimingLimits(ROUNDS, deadline.left_s)
+
+
 def interleave(
-    runs: dict[str, Callable[[], object]], *, cuda: bool, rounds: int = ROUNDS, least_s: float = LEAST_ROUND_S
+    runs: dict[str, Callable[[], object]],
+    *,
+    cuda: bool,
+    rounds: int = ROUNDS,
+    least_s: float = LEAST_ROUND_S,
+    most_s: float = math.inf,
 ) -> dict[str, Latency]:
     """Time several programs in turn (A B C A B C ...), each round long enough for the clock.
 
     Args:
         runs: name → a function that runs the program once.
         cuda: wait for the device at the end of each round.
-        rounds: timed rounds, after one that is dropped.
+        rounds: timed rounds, after one that is dropped if rounds are short.
         least_s: least duration of a round. Work of the host before the first launch counts once per round.
+        most_s: time after which no further round begins, if there are `LEAST_ROUNDS`.
     """
-    repeats = {name: _repeats(run, least_s, cuda=cuda) for name, run in runs.items()}
+    begin = time.perf_counter()
+    once = {name: _once_s(run, least_s, cuda=cuda) for name, run in runs.items()}
+    repeats = {name: max(1, round(least_s / took)) for name, took in once.items()}
+    short = {name for name, took in once.items() if took * repeats[name] < SETTLED_S}
     samples: dict[str, list[float]] = {name: [] for name in runs}
-    for index in range(rounds + 1):
+    for index in range(0 if short else 1, rounds + 1):  # long rounds were warmed up by the runs before
+        if index > LEAST_ROUNDS and time.perf_counter() - begin > most_s:
+            break
         for name, run in runs.items():
-            if not cuda and (not samples[name] or repeats[name] * samples[name][-1] < SETTLED_S * 1e3):
+            if not cuda and name in short:
                 run()
             elapsed = _round(run, repeats[name], cuda=cuda)
             if index:
@@ -239,8 +281,10 @@ def _round(run: Callable[[], object], repeats: int, *, cuda: bool) -> float:
     return time.perf_counter() - start
 
 
-def _repeats(run: Callable[[], object], least_s: float, *, cuda: bool) -> int:
-    for _ in range(2):
-        run()
+def _once_s(run: Callable[[], object], least_s: float, *, cuda: bool) -> float:
+    """Seconds of one run, after runs that warm up."""
+    run()
     once = max(_round(run, 1, cuda=cuda), 1e-6)
-    return max(1, round(least_s / once))
+    if once < least_s:  # the second run of a short program is not yet typical
+        once = max(_round(run, 1, cuda=cuda), 1e-6)
+    return once

@@ -12,7 +12,7 @@ import torch
 
 from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
-from convoy.pipeline.check.end_to_end import Latency, OutputErrors, interleave
+from convoy.pipeline.check.end_to_end import Latency, OutputErrors, TimingLimits, interleave
 from convoy.pipeline.summarize import CheckOutcome
 from convoy.plan import Plan
 from convoy.program import Program
@@ -64,7 +64,7 @@ class EndToEndCheck(ABC):
     def context(self) -> AbstractContextManager[None]:
         """Context for making and running either."""
 
-    def both(self, program: Program) -> CheckOutcome | None:
+    def both(self, program: Program, limits: TimingLimits) -> CheckOutcome | None:
         """Time both in turn; None if they do not fit in a GPU's memory together."""
         refresh_memory_limit()
         try:
@@ -72,7 +72,8 @@ class EndToEndCheck(ABC):
                 with phase("check", "results"):
                     theirs, mine = self.stock(), self.ours(program)
                 with phase("check", "time"):
-                    timed = interleave({side.name: side.run for side in (theirs, mine)}, cuda=self.cuda)
+                    runs = {side.name: side.run for side in (theirs, mine)}
+                    timed = interleave(runs, cuda=self.cuda, rounds=limits.rounds, most_s=limits.most_s)
         except Exception as error:
             if not (self.cuda and is_out_of_memory(error)):
                 raise
@@ -81,19 +82,23 @@ class EndToEndCheck(ABC):
         torch.cuda.empty_cache()
         return None
 
-    def alone(self, make: Callable[[], ComparedRun]) -> tuple[Latency, OutputErrors]:
+    def alone(self, make: Callable[[], ComparedRun], limits: TimingLimits) -> tuple[Latency, OutputErrors]:
         """Time one run alone on a GPU; its memory is freed afterwards."""
         refresh_memory_limit()
         with self.context(), phase("check", "time"):
             side = make()
-            found = interleave({side.name: side.run}, cuda=True)[side.name], side.errors
+            timed = interleave({side.name: side.run}, cuda=True, rounds=limits.rounds, most_s=limits.most_s)
+            found = timed[side.name], side.errors
         del side
         torch.cuda.empty_cache()
         return found
 
 
 def build_and_check(
-    check: EndToEndCheck, build: Callable[[], tuple[Plan, Program]], rebuild: Callable[[Plan], Program]
+    check: EndToEndCheck,
+    build: Callable[[], tuple[Plan, Program]],
+    rebuild: Callable[[Plan], Program],
+    limits: Callable[[], TimingLimits] = TimingLimits,
 ) -> tuple[Plan, Program, CheckOutcome]:
     """Build a program and compare it with PyTorch's own run: in turn if both fit in memory, else one after the other.
 
@@ -101,18 +106,19 @@ def build_and_check(
         check: makes the runs to compare.
         build: makes plan and program.
         rebuild: makes the program of a plan again.
+        limits: how long both are timed; asked when the program is built.
 
     Returns:
         The plan, with a note if they were timed one after the other; its program; times and errors of both.
     """
     plan, program = build()
-    outcome = check.both(program)
+    outcome = check.both(program, limits())
     if outcome is not None:
         return plan, program, outcome
-    mine, errors = check.alone(lambda: check.ours(program))
+    mine, errors = check.alone(lambda: check.ours(program), limits())
     del program  # PyTorch's own run needs the memory
     torch.cuda.empty_cache()
-    theirs, their_errors = check.alone(check.stock)
+    theirs, their_errors = check.alone(check.stock, limits())
     program = rebuild(dataclasses.replace(plan, notes=(*plan.notes, TIMED_SEPARATELY)))
     return program.plan, program, CheckOutcome(theirs, mine, errors, their_errors)
 

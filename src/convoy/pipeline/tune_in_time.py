@@ -1,0 +1,156 @@
+"""Tuning within a time: a first answer from predictions, then measurements until the time is up, and the better of both.
+
+What is left to do after measuring takes about as long as it took for the first answer, so the search ends that much earlier.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from convoy.deadline import Deadline
+from convoy.measurement.failure import is_out_of_memory
+from convoy.perfdb import Database
+from convoy.pipeline.check.verify_predicted import BuiltPlan, rebuild_until_verified
+from convoy.pipeline.measure_net import measure, prediction_notes
+from convoy.pipeline.net import Net
+from convoy.pipeline.observer import Observer, announce
+from convoy.settings import Effort, Settings
+from convoy.tune import SearchResult
+
+RESERVE: Final = 1.25
+"""Time kept for building and checking, as a multiple of the first answer's: the second check takes more rounds."""
+
+TOLERANCE: Final = 1.1
+"""How far a call may exceed `Settings.time_s` before it is reported."""
+
+
+class BuildStage(Protocol):
+    """Selects, builds and checks a net from the times that were found."""
+
+    def __call__(self, found: SearchResult, settings: Settings, deadline: Deadline) -> BuiltPlan:
+        """A plan, its program, and the outcome of its check.
+
+        Args:
+            found: times of the candidates.
+            settings: those of the call; effort `none` for a first answer.
+            deadline: when it should end.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TunedPlan:
+    """The best plan of a call.
+
+    Attributes:
+        built: the plan, with its program and the outcome of its check.
+        found: the times that it was chosen from.
+    """
+
+    built: BuiltPlan
+    found: SearchResult
+
+
+def tune_in_time(
+    net: Net, settings: Settings, database: Database, watch: Observer, deadline: Deadline, build: BuildStage
+) -> TunedPlan:
+    """Measure, select, build and check a net until the deadline; without a limit, until the search is complete.
+
+    Args:
+        net: the net.
+        settings: effort, limits and what is allowed.
+        database: where rows are read and stored.
+        watch: called with the progress.
+        deadline: when the call must end. It may be stopped early, as by Ctrl-C: then what is known is used.
+        build: selects, builds and checks.
+    """
+    tuner = _Tuner(net, settings, database, watch, deadline, build)
+    if settings.effort is Effort.NONE or not deadline.is_limited:
+        return tuner.tuned(settings, deadline)
+    begin = deadline.spent_s
+    first = tuner.tuned(dataclasses.replace(settings, effort=Effort.NONE), deadline)
+    reserve_s = RESERVE * (deadline.spent_s - begin)
+    searching = deadline.earlier(reserve_s)
+    if searching.is_over:
+        return _cut(first, deadline)
+    announce(watch, f"first answer after {deadline.spent_s:.1f} s: {_words(first.built)}")
+    told = dataclasses.replace(tuner, watch=_with_best(watch, first.built, deadline))
+    try:
+        second = told.tuned(settings, searching)
+    except KeyboardInterrupt:
+        if not deadline.was_stopped:
+            raise
+        return _cut(first, deadline)
+    except Exception as error:  # with the first program in memory there may be too little for another
+        if not is_out_of_memory(error):
+            raise
+        torch.cuda.empty_cache()
+        return _cut(first, deadline)
+    return second if _gain(second.built) >= _gain(first.built) else first
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuner:
+    net: Net
+    settings: Settings
+    database: Database
+    watch: Observer
+    deadline: Deadline
+    build: BuildStage
+
+    def tuned(self, settings: Settings, searching: Deadline) -> TunedPlan:
+        found = measure(self.net, settings, self.database, self.watch, deadline=searching)
+
+        def build(times: SearchResult) -> BuiltPlan:
+            return self.build(times, settings, self.deadline)
+
+        return TunedPlan(*rebuild_until_verified(build, self.net, found, settings, self.database, self.watch))
+
+
+def overrun_note(deadline: Deadline, measured: int) -> str:
+    """What to tell the user of a call that took longer than its time; empty if it did not.
+
+    Args:
+        deadline: that of the call, which ends now.
+        measured: number of candidates that it measured.
+    """
+    if not deadline.is_limited or deadline.spent_s <= TOLERANCE * deadline.seconds:
+        return ""
+    why = "building and checking took longer than expected" if measured else "a first answer takes as long here"
+    return f"the call took {deadline.spent_s:.1f} s, more than time_s={deadline.seconds:g}: {why}"
+
+
+def _cut(first: TunedPlan, deadline: Deadline) -> TunedPlan:
+    """The first answer, for a call whose time is up; its notes say why nothing was measured."""
+    found = dataclasses.replace(first.found, cut=f"after {deadline.seconds:.3g} s, before anything was measured")
+    before, after = set(prediction_notes(first.found)), prediction_notes(found)
+    kept = [note for note in first.built.plan.notes if note not in before]
+    plan = dataclasses.replace(first.built.plan, notes=(*after, *kept))
+    built = dataclasses.replace(first.built, plan=plan, program=first.built.program.with_plan(plan))
+    return TunedPlan(built, found)
+
+
+def _gain(built: BuiltPlan) -> float:
+    """How many times faster than PyTorch; 0 for a plan with wrong results."""
+    return 0.0 if built.wrong else built.outcome.baseline.median_ms / built.outcome.optimized.median_ms
+
+
+def _words(built: BuiltPlan) -> str:
+    if built.wrong or _gain(built) <= 1:
+        return "PyTorch's own run is the fastest so far"
+    times = f"{built.outcome.optimized.median_ms:.3g} ms, PyTorch {built.outcome.baseline.median_ms:.3g} ms"
+    return f"{_gain(built):.2f} times as fast as PyTorch ({times})"
+
+
+def _with_best(watch: Observer, built: BuiltPlan, deadline: Deadline) -> Observer:
+    """An observer that is also told the best so far and the time that is left."""
+    best = f"{max(1.0, _gain(built)):.2f}x so far"
+
+    def tell(message: str, done: int, total: int) -> None:
+        watch(f"{best}, {deadline.left_s:.0f} s left: {message}", done, total)
+
+    return tell

@@ -61,7 +61,7 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
     return [
         Case(
             net, batch=int(batch), dtype=dtype, mode=options.mode, device=options.device, threads=THREADS,
-            effort=options.effort, tune_s=options.tune_seconds, db=options.db, trust=True,
+            effort=options.effort, time_s=options.tune_seconds, db=options.db, trust=True,
         )
         for net in options.nets.split(",")
         for dtype in options.dtype.split(",")

@@ -6,8 +6,13 @@ error of another process arrives unchanged.
 
 from __future__ import annotations
 
+import difflib
 import reprlib
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
+
+MOST_LISTED: Final = 20
+"""Names that a message lists; of more it gives the number."""
 
 
 class ConvoyError(Exception):
@@ -38,6 +43,22 @@ class InputError(ConvoyError, ValueError):
         if len(shown) > 120:
             shown = shown[:117] + "..."
         super().__init__(f"{argument}: got {shown}, expected {expected}." + (f" {todo}" if todo else ""))
+
+
+def unknown_name(argument: str, value: object, choices: Iterable[object], todo: str = "") -> InputError:
+    """The error for a value that is none of several names: it suggests the nearest ones.
+
+    Args:
+        argument: name of the argument, option or file as the user wrote it.
+        value: the given value.
+        choices: the names that there are; more than `MOST_LISTED` are counted and not listed.
+        todo: what to do, as a sentence, behind the suggestion; optional.
+    """
+    names = {str(choice).lower(): str(choice) for choice in choices}
+    near = difflib.get_close_matches(str(value)[:100].lower(), names, n=3, cutoff=0.6)
+    suggestion = f"Did you mean {' or '.join(names[name] for name in near)}?" if near else ""
+    expected = ", ".join(names.values()) if len(names) <= MOST_LISTED else f"{len(names)} names"
+    return InputError(argument, value, f"one of {expected}", " ".join(filter(None, (suggestion, todo))))
 
 
 class PlanError(InputError):

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex, cast
 
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 from convoy.former_names import takes_former_names
 
 
@@ -142,7 +142,7 @@ def checked_settings(settings: object) -> Settings:
 def _word(kind: type[StrEnum]) -> Callable[[str, object], StrEnum]:
     def read(name: str, value: object) -> StrEnum:
         if not isinstance(value, str) or value not in {str(member) for member in kind}:
-            raise InputError(name, value, "one of " + ", ".join(kind))
+            raise unknown_name(name, value, kind)
         return kind(value)
 
     return read
@@ -240,6 +240,16 @@ _READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
 """For each field the function that converts its value to the field's type, or refuses it."""
 
 
+VARIABLES: Final[Mapping[str, str]] = {"db": "CONVOY_DB", "engines": "CONVOY_ENGINES"}
+"""For fields whose default an environment variable gives: its name."""
+
+
+def variable_of(name: str, environment: Mapping[str, str]) -> str:
+    """The variable that gives a field's default in this environment; empty where none does."""
+    variable = VARIABLES.get(name, "")
+    return variable if environment.get(variable) else ""
+
+
 def database_from_environment(environment: Mapping[str, str]) -> Path | None:
     """The path that `CONVOY_DB` names, or None."""
     value = environment.get("CONVOY_DB", "")
@@ -269,7 +279,7 @@ def max_cpu_isa_from_environment(environment: Mapping[str, str]) -> str:
     """The newest instruction set that Convoy's C kernels may use (`CONVOY_MAX_CPU_ISA`); empty: no limit."""
     value = environment.get("CONVOY_MAX_CPU_ISA", "").strip().lower()
     if value and value not in CPU_ISAS:
-        raise InputError("CONVOY_MAX_CPU_ISA", value, "one of " + ", ".join(CPU_ISAS), "Unset it for no limit.")
+        raise unknown_name("CONVOY_MAX_CPU_ISA", value, CPU_ISAS, "Unset it for no limit.")
     return value
 
 

@@ -1,13 +1,15 @@
-"""The class of commands with many options: its help shows them in groups, and it still takes options by their former names."""
+"""The class of all commands: help in groups, former names of options, and errors that name options as they were typed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
+from convoy.cli.flag_names import CommandLineError, FlagNames, UsageError
 from convoy.cli.output import say
+from convoy.errors import InputError, unknown_name
 
 MODEL: Final = "Model and input"
 GOAL: Final = "What to optimise for"
@@ -46,12 +48,42 @@ RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
 """By command: former name of an option → its name. The former names are accepted for one release."""
 
 
+_NAMES: Final = "convoy.flag_names"
+"""Key of the names of options in click's context."""
+
+OTHER: Final = "Options"
+"""Heading of options without a group."""
+
+
 class Command(TyperCommand):
     """A command whose help groups its options, by their `rich_help_panel`, as plain text."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words of the command line, former names of options among them."""
-        return super().parse_args(ctx, with_new_names(self.name or "", args))
+        """Read the words of the command line, former names of options among them.
+
+        Raises:
+            ConvoyError: words that the command does not take.
+        """
+        names = FlagNames(self.params, args, RENAMED.get(self.name or "", {}))
+        ctx.meta[_NAMES] = names
+        try:
+            return super().parse_args(ctx, with_new_names(self.name or "", args))
+        except UsageError as error:
+            raise names.refusal(error, ctx.command_path) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error about an argument names the option that gave it."""
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            raise ctx.meta[_NAMES].renamed(error, ctx.params) from error
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """`MODEL [OPTIONS]`: optional arguments in brackets."""
+        del ctx
+        arguments = [p for p in self.params if p.param_type_name == "argument"]
+        words = [f"{p.metavar or p.name.upper()}{'...' if p.nargs != 1 else ''}" for p in arguments]
+        return [*(w if p.required else f"[{w}]" for p, w in zip(arguments, words, strict=True)), "[OPTIONS]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then each group of options under its own heading."""
@@ -64,13 +96,30 @@ class Command(TyperCommand):
             if parameter.param_type_name == "argument":
                 arguments.append(record)
             else:
-                options.setdefault(getattr(parameter, "rich_help_panel", None) or "Other", []).append(record)
+                options.setdefault(getattr(parameter, "rich_help_panel", None) or OTHER, []).append(record)
         sections = {"Arguments": arguments, **{group: options[group] for group in GROUPS if group in options}}
         sections |= {group: records for group, records in options.items() if group not in sections}
         for heading, records in sections.items():
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+
+
+class Group(TyperGroup):
+    """A command that has commands; for an unknown one it suggests the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first word names.
+
+        Raises:
+            CommandLineError: there is none.
+        """
+        word = args[0]
+        if self.get_command(ctx, word) is None and not word.startswith("-"):
+            near = unknown_name("", word, self.commands).todo
+            see = f"`{ctx.command_path} --help` lists what there is."
+            raise CommandLineError(f"{word}: no command of `{ctx.command_path}`. {near}{' ' if near else ''}{see}")
+        return super().resolve_command(ctx, args)
 
 
 def with_new_names(command: str, words: Sequence[str]) -> list[str]:

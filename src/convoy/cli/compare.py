@@ -13,7 +13,7 @@ import typer
 from convoy.cli import interrupt, options
 from convoy.cli.command_options import compare_options as given
 from convoy.cli.output import say
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 from convoy.settings import Effort, parse_bytes
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _check(rounds: int, effort: str, timeout_s: float, least_zero: Mapping[str, 
         if not 0 <= value < math.inf:
             raise InputError(name, value, "at least 0")
     if effort not in list(Effort):
-        raise InputError("--effort", effort, "one of " + ", ".join(Effort))
+        raise unknown_name("--effort", effort, Effort)
 
 
 def _check_dtype(dtype: str, kind: str) -> None:
@@ -122,7 +122,7 @@ def _check_dtype(dtype: str, kind: str) -> None:
     from convoy.compare.case import DTYPES
 
     if dtype not in DTYPES:
-        raise InputError("--dtype", dtype, "one of " + ", ".join(DTYPES))
+        raise unknown_name("--dtype", dtype, DTYPES)
     if kind == "options" and dtype != "fp32":
         raise InputError("--dtype", dtype, "fp32 beside --options", "Types are options: bf16, autocast_bf16, ...")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from convoy.cli import options
+from convoy.cli.command import Command, Group
 from convoy.cli.output import say
 from convoy.errors import InputError
 from convoy.untrusted import escape_controls
@@ -18,7 +19,7 @@ from convoy.untrusted import escape_controls
 if TYPE_CHECKING:
     from convoy.perfdb import Database, ImportResult, Measurement
 
-app = typer.Typer(help="Look after the performance database.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Look after the performance database.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Problem = Annotated[str, typer.Option("--problem", help="Only problems whose key contains this.")]
@@ -44,7 +45,7 @@ def _open(db: Path | None, *, create: bool) -> Database:
     return database
 
 
-@app.command()
+@app.command(cls=Command)
 def info(db: options.Db = None, as_json: Json = False) -> None:
     """Print the database's path and its contents."""
     from convoy.report import print_table
@@ -64,14 +65,14 @@ def info(db: options.Db = None, as_json: Json = False) -> None:
         )
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_rows(
     db: options.Db = None,
     problem: Problem = "",
     engine: Engine = "",
     status: Status = "",
     target: Target = "",
-    limit: Annotated[int | None, typer.Option("--limit", min=0, help=f"Most rows; a table shows {ROWS_SHOWN}.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help=f"Most rows; a table shows {ROWS_SHOWN}.")] = None,
     as_json: Json = False,
 ) -> None:
     """List measurements: a problem's together, the fastest first, failures last."""
@@ -103,9 +104,11 @@ def _shown(text: str) -> str:
     return escape_controls(text.replace("\n", " ").replace("\t", " "))
 
 
-@app.command()
+@app.command(cls=Command)
 def export(
-    path: Annotated[Path, typer.Argument(help="File to write: .csv (rows) or .jsonl (everything), also with .gz.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="File to write: .csv (rows) or .jsonl (everything), also with .gz.")
+    ],
     db: options.Db = None,
     problem: Problem = "",
     engine: Engine = "",
@@ -133,9 +136,9 @@ def export(
     say(f"{number} rows written to {path}")
 
 
-@app.command("import")
+@app.command("import", cls=Command)
 def import_rows(
-    path: Annotated[Path, typer.Argument(help="An export: .csv or .jsonl, also with .gz.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="An export: .csv or .jsonl, also with .gz.")],
     db: options.Db = None,
     partial: Partial = False,
     as_json: Json = False,
@@ -147,9 +150,9 @@ def import_rows(
     _tell(result, path, partial=partial, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def merge(
-    path: Annotated[Path, typer.Argument(help="Another database, which is only read.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Another database, which is only read.")],
     db: options.Db = None,
     partial: Partial = False,
     as_json: Json = False,
@@ -185,7 +188,7 @@ def _tell(result: ImportResult, path: Path, *, partial: bool, as_json: bool) -> 
         )
 
 
-@app.command()
+@app.command(cls=Command)
 def clear(
     db: options.Db = None,
     engine: Annotated[str, typer.Option("--engine", help="Only rows of this engine, by its id.")] = "",

@@ -11,8 +11,10 @@ from convoy.cli.output import say
 
 
 def explain(
-    plan: Annotated[Path, typer.Argument(help="A plan file, as `convoy optimize --plan` wrote it.")],
-    layer: Annotated[str | None, typer.Argument(help="A layer of the plan: everything known of it.")] = None,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, as `convoy optimize --plan` wrote it.")],
+    layer: Annotated[
+        str | None, typer.Argument(metavar="LAYER", help="A layer of the plan: everything known of it.")
+    ] = None,
     compare: Annotated[Path | None, typer.Option("--compare", help="Another plan: print the differences.")] = None,
 ) -> None:
     """Print PLAN in words: each step's engine, layout and predicted time."""

@@ -12,7 +12,7 @@ import typer
 
 from convoy.cli.command import ENGINES, GOAL, MODEL, OUTPUT, TUNING
 from convoy.cli.output import say
-from convoy.errors import CaptureError, ConvoyError, InputError
+from convoy.errors import CaptureError, ConvoyError, InputError, unknown_name
 from convoy.settings import Settings, parse_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Argument(
-        help="alexnet or any torchvision name, timm:NAME, resnet20_cifar10, FILE.py:FACTORY (with --trust), or a .pt2 program."
+        metavar="MODEL",
+        help="alexnet or any torchvision name, timm:NAME, resnet20_cifar10, FILE.py:FACTORY (with --trust), or a .pt2 program.",
     ),
 ]
 Trust = Annotated[
@@ -199,7 +200,7 @@ def train(
     from convoy.training.trainer.fit import classification_loss
 
     if amp is not None and amp not in AMP:
-        raise InputError("--amp", amp, "one of " + ", ".join(AMP))
+        raise unknown_name("--amp", amp, AMP)
     module.eval()
     with torch.no_grad():
         classes = class_scores(module(*args)).shape[1]

@@ -16,7 +16,9 @@ REGRESSED = 1
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run files, as compare, study and scale write them.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUNS", help="Run files, as compare, study and scale write them.")
+    ],
     output: Annotated[Path | None, typer.Option("--out", "-o", help="The HTML page to write.")] = None,
     diff: Annotated[
         bool, typer.Option("--diff", help="Compare two runs, OLD NEW: exit code 1 where the new one is worse.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from convoy.cli import interrupt, options
 from convoy.cli.command_options import study_options as given
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from convoy.compare import Run
@@ -128,8 +128,10 @@ def _directions(text: str) -> list[str]:
 
     found = options.words_of(text)
     for word in found or [text]:
-        if word not in DIRECTIONS or found.count(word) > 1:
-            raise InputError("--direction", word, "each at most once of " + ", ".join(DIRECTIONS))
+        if word not in DIRECTIONS:
+            raise unknown_name("--direction", word, DIRECTIONS)
+        if found.count(word) > 1:
+            raise InputError("--direction", word, "each direction at most once")
     return found
 
 

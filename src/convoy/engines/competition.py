@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convoy.engines.base import Engine
-from convoy.engines.manifest import BASELINE, RETIRED, engine_ids, load_engine
-from convoy.errors import InputError
+from convoy.engines.manifest import BASELINE, LISTED_BY, RETIRED, engine_ids, load_engine
+from convoy.errors import InputError, unknown_name
 from convoy.settings import Settings
 
 
@@ -54,5 +54,6 @@ def _is_offered(engine: Engine, settings: Settings, published: bool) -> bool:
 def _check_names(argument: str, names: Sequence[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
-            hint = f"It was withdrawn: {RETIRED[name]}" if name in RETIRED else ""
-            raise InputError(argument, name, "one of " + ", ".join(known), hint)
+            raise unknown_name(
+                argument, name, known, f"It was withdrawn: {RETIRED[name]}" if name in RETIRED else LISTED_BY
+            )

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Final
 
 from convoy.engines.base import Engine
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 
 MANIFEST: Final[dict[str, str]] = {
     "aten": "convoy.engines.library.aten",
@@ -87,6 +87,9 @@ RETIRED: Final[dict[str, str]] = {
 }
 """Withdrawn id → why. An engine retires when no device's rows show it more than 3 % ahead of the others."""
 
+LISTED_BY: Final = "`convoy engines` lists them."
+"""What an error says to somebody who named no engine."""
+
 BASELINE: Final = "aten"
 """What PyTorch does today: always competes."""
 
@@ -111,7 +114,7 @@ def load_engine(engine: str, extra: tuple[str, ...] = ()) -> Engine:
     if engine in RETIRED:
         raise InputError("engine", engine, "an engine that is still there", f"It was withdrawn: {RETIRED[engine]}")
     if engine not in MANIFEST:
-        raise InputError("engine", engine, "one of " + ", ".join(engine_ids(extra)))
+        raise unknown_name("engine", engine, engine_ids(extra), LISTED_BY)
     found = importlib.import_module(MANIFEST[engine]).ENGINE
     if not isinstance(found, Engine) or found.id != engine:
         raise InputError("engine", engine, f"an ENGINE with that id in {MANIFEST[engine]}")

@@ -10,7 +10,7 @@ from sqlite3 import Connection
 from types import TracebackType
 from typing import Self
 
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 from convoy.perfdb import shipped, sql
 from convoy.perfdb.csv_rows import file_form
 from convoy.perfdb.location import checked_path, default_path
@@ -291,5 +291,5 @@ def _is_new_layer(known: Collection[str], problem: str) -> bool:
 def _filters(**words: str) -> dict[str, str]:
     filters = {name: word for name, word in words.items() if word}
     if "status" in filters and filters["status"] not in {str(member) for member in Status}:
-        raise InputError("status", filters["status"], "one of " + ", ".join(Status))
+        raise unknown_name("status", filters["status"], Status)
     return filters

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 from convoy.prune.patterns import (
     Pattern,
     as_filters,
@@ -51,7 +51,7 @@ class Recipe:
         wanted = parse_pattern(pattern)
         share = parse_sparsity(wanted, sparsity)
         if scope not in SCOPES:
-            raise InputError("scope", scope, "one of " + ", ".join(SCOPES))
+            raise unknown_name("scope", scope, SCOPES)
         return Recipe(wanted, share, scope, tuple(skip))
 
 

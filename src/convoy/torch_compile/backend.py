@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
@@ -12,7 +11,7 @@ from torch import fx, nn
 from torch._guards import TracingContext, tracing
 
 from convoy.engines.competition import competing_engines
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 from convoy.program.recording import first_line
 from convoy.settings import Settings
 from convoy.torch_compile.dispatch_modes import without_modes
@@ -95,9 +94,7 @@ def settings_of(options: Mapping[str, Any], mode: str | None = None) -> Settings
         raise InputError("mode", mode, "no mode with this backend", 'Pass options={"effort": "full"} to measure more.')
     for name in options:
         if name not in _OPTIONS:
-            near = difflib.get_close_matches(str(name), _OPTIONS, 1)
-            todo = f"Did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"options[{name!r}]", options[name], "one of " + ", ".join(_OPTIONS), todo)
+            raise unknown_name("options", name, _OPTIONS)
     settings = Settings(**options)
     competing_engines(settings)
     return settings

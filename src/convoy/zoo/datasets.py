@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 from convoy.zoo.example import Preprocessing
 from convoy.zoo.image_size import ImageSize
 from convoy.zoo.images import ARRAY_FILES
@@ -140,7 +140,7 @@ def load_dataset(
         InputError: naming `data` and the missing or damaged file, or another argument.
     """
     if split not in SPLITS:
-        raise InputError("split", split, "one of " + ", ".join(SPLITS))
+        raise unknown_name("split", split, SPLITS)
     for name, value in (("limit", limit), ("classes", classes)):
         if value is not None and value < 1:
             raise InputError(name, value, "an integer of at least 1")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 from convoy.zoo import weights as checkpoints
 from convoy.zoo.cifar import CIFAR_NETS
 from convoy.zoo.exported import load_program
@@ -35,7 +35,7 @@ TIMM = "timm:"
 def parse_dtype(name: str) -> torch.dtype:
     """Torch's dtype for `fp32`, `fp16`, `bf16` or `fp64`; raises InputError for anything else."""
     if name not in DTYPES:
-        raise InputError("dtype", name, "one of " + ", ".join(DTYPES))
+        raise unknown_name("dtype", name, DTYPES)
     return DTYPES[name]
 
 

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Final, cast
 
 from convoy.compare.frameworks.base import Framework
-from convoy.errors import InputError
+from convoy.errors import unknown_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +110,4 @@ def find(word: str) -> Entry:
     if _OWN.fullmatch(word):
         name, _, location = word.partition("=")
         return Entry(name, location, (location.partition(":")[0].partition(".")[0],), "install it")
-    raise InputError("--frameworks", word, "names among " + ", ".join(FRAMEWORKS) + ", or id=module:NAME of your own")
+    raise unknown_name("--frameworks", word, FRAMEWORKS, "A framework of your own is given as id=module:NAME.")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from convoy.errors import InputError
+from convoy.errors import unknown_name
 
 BOTH: Final = ("inference", "training")
 
@@ -134,7 +134,7 @@ def choose(
     wanted = list(OPTIONS) if names == ["all"] else names
     unknown = [name for name in wanted if name not in OPTIONS]
     if unknown or not wanted:
-        raise InputError("--options", words, "all, or names among " + ", ".join(OPTIONS))
+        raise unknown_name("--options", unknown[0] if unknown else words, ("all", *OPTIONS))
     known = facts()
     tried: list[TorchOption] = []
     refused: list[tuple[TorchOption, str]] = []

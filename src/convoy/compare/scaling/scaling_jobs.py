@@ -10,7 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from convoy.compare.runs.rows import Figure, Row
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
+
+DTYPES: Final = ("fp32", "fp16", "bf16")
+"""Types of a step: fp32, or autocast with fp32 parameters."""
 
 PROVIDERS: Final = ("torch.ddp", "convoy")
 """PyTorch's own DistributedDataParallel at its best eager setting, and the step of `convoy.training_step`."""
@@ -112,9 +115,9 @@ class ScaleRequest:
             raise InputError("--batch", self.batch, "an integer of at least 1")
         for provider in self.providers:
             if provider not in PROVIDERS:
-                raise InputError("--providers", provider, "of " + ", ".join(PROVIDERS))
-        if self.dtype not in ("fp32", "fp16", "bf16"):
-            raise InputError("--dtype", self.dtype, "fp32, fp16 or bf16")
+                raise unknown_name("--providers", provider, PROVIDERS)
+        if self.dtype not in DTYPES:
+            raise unknown_name("--dtype", self.dtype, DTYPES)
         if self.nodes < 1 or not 0 <= self.node_rank < self.nodes:
             raise InputError(
                 "--node-rank", self.node_rank, f"a number from 0 to {self.nodes - 1}: --nodes is {self.nodes}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 from convoy.problem import ConvProblem, WeightMask
 
 BASE: Final = ConvProblem(1, 128, 28, 28, 128, 3, 3, 1, 1)
@@ -77,8 +77,10 @@ def sweep_points(names: Sequence[str], base: ConvProblem, device: str) -> list[S
         InputError: a name that is none, or twice.
     """
     for name in names:
-        if name not in SWEEPS or list(names).count(name) > 1:
-            raise InputError("--sweep", name, "each of these at most once: " + ", ".join(SWEEPS))
+        if name not in SWEEPS:
+            raise unknown_name("--sweep", name, SWEEPS)
+        if list(names).count(name) > 1:
+            raise InputError("--sweep", name, "each name at most once")
     points: list[SweepPoint] = []
     for name in names:
         values = CPU_BATCHES if name == "batch" and device == "cpu" else SWEEPS[name]

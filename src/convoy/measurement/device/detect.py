@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from convoy.engines.compilers.instruction_sets import limits
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 from convoy.problem.spec import FLOAT_DTYPES
 from convoy.target import Target
 from convoy.typed_torch import gpu_properties
@@ -44,7 +44,7 @@ def detect_target(device: str) -> Target:
         InputError: another word, or CUDA if torch finds none.
     """
     if device not in DEVICES:
-        raise InputError("device", device, "one of " + ", ".join(DEVICES))
+        raise unknown_name("device", device, DEVICES)
     return _cuda_target() if device == "cuda" else _cpu_target()
 
 

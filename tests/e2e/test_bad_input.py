@@ -67,10 +67,10 @@ def plan(convoy_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("nobody_net",), "model: got 'nobody_net', expected a torchvision name"),
+        (("nobody_net",), "MODEL: got 'nobody_net', expected a torchvision name"),
         (("alexnett",), "Did you mean alexnet?"),
-        (("timm:nobody",), "model: got 'timm:nobody'"),
-        (("absent.py:small",), "model: got 'absent.py', expected a Python file that is there"),
+        (("timm:nobody",), "MODEL: got 'timm:nobody'"),
+        (("absent.py:small",), "MODEL: got 'absent.py', expected a Python file that is there"),
         (("net.py",), "path/to/file.py:factory"),
         (
             (
@@ -102,27 +102,33 @@ def plan(convoy_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch)
         ),
         (("absent.pt2",), "a .pt2 file that is there"),
         (("noise.pt2",), "torch.export.save"),
-        (("net.py:small", "--trust", "--input", "no_image.png"), "input: got 'no_image.png', expected an image"),
-        (("net.py:small", "--trust", "--input", "absent.png"), "input: got 'absent.png'"),
+        (("net.py:small", "--trust", "--input", "no_image.png"), "--input: got 'no_image.png', expected an image"),
+        (("net.py:small", "--trust", "--input", "absent.png"), "--input: got 'absent.png'"),
         (("net.py:small", "--trust", "--input", "empty"), "a folder with images in it"),
-        ((*SMALL, "--batch", "0"), "batch: got 0"),
+        ((*SMALL, "--batch", "0"), "--batch: got 0"),
         (("net.py:small", "--trust", "--size", "-3"), "--size: got '-3'"),
-        ((*SMALL, "--dtype", "fp8"), "dtype: got 'fp8', expected one of bf16, fp16, fp32"),
-        ((*SMALL, "--device", "tpu"), "device: got 'tpu', expected one of cpu, cuda"),
-        ((*SMALL, "--memory-budget-bytes", "lots"), "memory_budget_bytes: got 'lots', expected a size such as 256MiB"),
-        ((*SMALL, "--memory-budget-bytes", "-1"), "memory_budget_bytes: got '-1'"),
-        ((*SMALL, "--tuning-memory-bytes", "much"), "tuning_memory_bytes: got 'much', expected a size such as 256MiB"),
-        ((*SMALL, "--only-engines", "nobody"), "only_engines: got 'nobody', expected one of aten"),
-        ((*SMALL, "--numerics", "loose"), "numerics: got 'loose', expected one of strict, as_torch, half"),
-        ((*SMALL, "--effort", "heroic"), "effort: got 'heroic', expected one of none, quick, full"),
-        ((*SMALL, "--solver", "magic"), "solver: got 'magic', expected one of exact, greedy, single, baseline"),
-        ((*SMALL, "--layout", "blocked"), "layout: got 'blocked', expected one of auto, nchw, nhwc"),
-        ((*SMALL, "--weights", "absent.safetensors"), "weights: got 'absent.safetensors'"),
+        ((*SMALL, "--dtype", "fp8"), "--dtype: got 'fp8', expected one of bf16, fp16, fp32"),
+        ((*SMALL, "--device", "tpu"), "--device: got 'tpu', expected one of cpu, cuda"),
+        (
+            (*SMALL, "--memory-budget-bytes", "lots"),
+            "--memory-budget-bytes: got 'lots', expected a size such as 256MiB",
+        ),
+        ((*SMALL, "--memory-budget-bytes", "-1"), "--memory-budget-bytes: got '-1'"),
+        (
+            (*SMALL, "--tuning-memory-bytes", "much"),
+            "--tuning-memory-bytes: got 'much', expected a size such as 256MiB",
+        ),
+        ((*SMALL, "--only-engines", "nobody"), "--only-engines: got 'nobody', expected one of 61 names"),
+        ((*SMALL, "--numerics", "loose"), "--numerics: got 'loose', expected one of strict, as_torch, half"),
+        ((*SMALL, "--effort", "heroic"), "--effort: got 'heroic', expected one of none, quick, full"),
+        ((*SMALL, "--solver", "magic"), "--solver: got 'magic', expected one of exact, greedy, single, baseline"),
+        ((*SMALL, "--layout", "blocked"), "--layout: got 'blocked', expected one of auto, nchw, nhwc"),
+        ((*SMALL, "--weights", "absent.safetensors"), "--weights: got 'absent.safetensors'"),
         ((*SMALL, "--weights", "noise.safetensors"), "a whole .safetensors file"),
         ((*SMALL, "--weights", "pickled.pth"), "DEFAULT or a .safetensors file"),
         ((*SMALL, "--weights", "few.safetensors"), "5 missing: first.bias, second.weight, second.bias, ..."),
         ((*SMALL, "--weights", "DEFAULT"), "weights come from a .safetensors file"),
-        ((*SMALL, "--db", "empty"), "db: got 'empty', expected the path of a database file"),
+        ((*SMALL, "--db", "empty"), "--db: got 'empty', expected the path of a database file"),
     ],
 )
 def test_optimize_refuses(convoy_command: Command, words: tuple[str, ...], expected: str) -> None:
@@ -157,14 +163,14 @@ def test_cuda_where_there_is_none(convoy_command: Command, plan: Path, command: 
     line = convoy_command.refused(command, *words[command], "--device", "cuda")
     assert "cuda" in line.lower()
     if command != "engines":
-        assert "device: got 'cuda'" in line
+        assert "--device: got 'cuda'" in line
 
 
 def test_a_dtype_that_the_device_lacks(convoy_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     old = Target("cuda", "NVIDIA T4", "sm_75", 40, 16 << 30, 4 << 20)
     monkeypatch.setattr("convoy.measurement.detect_target", lambda device: old)
     line = convoy_command.refused("optimize", *SMALL, "--device", "cuda", "--dtype", "bf16", *OUTPUTS)
-    assert "dtype: got 'bf16', expected a dtype that NVIDIA T4 (sm_75) has. Use fp16 or fp32." in line
+    assert "--dtype: got 'bf16', expected a dtype that NVIDIA T4 (sm_75) has. Use fp16 or fp32." in line
 
 
 def test_a_budget_too_small_says_what_would_do(convoy_command: Command, plan: Path) -> None:
@@ -183,7 +189,7 @@ def test_a_shape_that_does_not_fit(convoy_command: Command, plan: Path, command:
     more = {"optimize": OUTPUTS, "layers": (), "run": ("--plan", plan)}
     line = convoy_command.refused(command, *words, *more[command])
     size = words[2]
-    assert f"input: got '1x3x{size}x{size}', expected a shape that the model takes. It says RuntimeError: " in line
+    assert f"--size: got '1x3x{size}x{size}', expected a shape that the model takes. It says RuntimeError: " in line
 
 
 @pytest.mark.parametrize("model", ["alexnet", "timm:resnet18"])
@@ -195,7 +201,7 @@ def test_default_weights_without_a_network(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     line = convoy_command.refused("optimize", model, "--weights", "DEFAULT", *OUTPUTS)
-    assert "weights: got 'DEFAULT', expected weights that can be downloaded or are in the cache already" in line
+    assert "--weights: got 'DEFAULT', expected weights that can be downloaded or are in the cache already" in line
 
 
 # Plans
@@ -214,10 +220,10 @@ def test_a_plan_that_fits_runs(convoy_command: Command, plan: Path) -> None:
     ("words", "expected"),
     [
         (("net.py:other", "--trust", "--size", "16"), "plan of this model"),
-        (("net.py:small", "--trust", "--size", "24"), "plan.inputs"),
-        ((*SMALL, "--batch", "3"), "plan.inputs"),
+        (("net.py:small", "--trust", "--size", "24"), "--plan (inputs)"),
+        ((*SMALL, "--batch", "3"), "--plan (inputs)"),
         ((*SMALL, "--dtype", "bf16"), "plan"),
-        ((*SMALL, "--input", "no_image.png"), "input: got 'no_image.png'"),
+        ((*SMALL, "--input", "no_image.png"), "--input: got 'no_image.png'"),
         ((*SMALL, "--weights", "few.safetensors"), "5 missing"),
     ],
 )
@@ -230,7 +236,7 @@ def test_run_refuses_what_the_plan_was_not_made_for(
 def test_a_plan_of_another_target(convoy_command: Command, plan: Path, tmp_path: Path) -> None:
     target = {**json.loads(plan.read_text(encoding="utf-8"))["target"], "digest": "0" * 16}
     (tmp_path / "p.json").write_text(json.dumps(changed(plan, target=target)), encoding="utf-8")
-    assert "plan.target: got" in convoy_command.refused("run", *SMALL, "--plan", tmp_path / "p.json")
+    assert "--plan (target): got" in convoy_command.refused("run", *SMALL, "--plan", tmp_path / "p.json")
 
 
 def test_a_plan_of_another_version(convoy_command: Command, plan: Path, tmp_path: Path) -> None:
@@ -305,12 +311,26 @@ def test_the_other_commands_refuse(convoy_command: Command, words: tuple[str, ..
     assert expected in convoy_command.refused(*words)
 
 
-@pytest.mark.parametrize("words", [("optimize",), ("optimize", "alexnet", "--speed"), ("optimise", "alexnet")])
-def test_a_slip_in_the_words_themselves(convoy_command: Command, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("optimize",), "MODEL is missing: "),
+        (("optimize", "alexnet", "--sise", "3"), "--sise: `convoy optimize` has no such option. Did you mean --size? "),
+        (("optimize", "alexnet", "vgg16"), "vgg16: `convoy optimize` takes no such word. "),
+        (("optimize", "alexnet", "--batch"), "--batch: got nothing, expected an integer."),
+        (("optimize", "alexnet", "--trust=yes"), "--trust: got 'yes', expected no value."),
+        (("run", "alexnet"), "--plan is missing: "),
+        (("optimise", "alexnet"), "optimise: no command of `convoy`. Did you mean optimize? `convoy --help` lists "),
+        (("db", "infos"), "infos: no command of `convoy db`. Did you mean info? "),
+        (("--speed",), "--speed: `convoy` has no such option. "),
+    ],
+)
+def test_a_slip_in_the_words_themselves(convoy_command: Command, words: tuple[str, ...], expected: str) -> None:
     done = convoy_command(*words)
     assert (done.code, done.out) == (2, "")
     assert "Traceback" not in done.err
-    assert done.err.splitlines()[-1].startswith("Error: ")
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"convoy: {expected}")
 
 
 def test_a_folder_that_may_not_be_written_is_an_output_that_is_refused(

@@ -118,7 +118,7 @@ def test_a_saved_program_is_optimised(
     assert found["rel_l2_error"] < 1e-6
     assert convoy_command.works("run", *words).count("largest output") == 2
     line = convoy_command.refused("optimize", "net.pt2", "--size", "24")
-    assert "input: got '1x3x24x24', expected a shape that the model takes" in line
+    assert "--size: got '1x3x24x24', expected a shape that the model takes" in line
 
 
 def test_the_plan_of_a_sequential_model_can_be_loaded(convoy_command: Command, always_faster: None) -> None:

@@ -79,20 +79,20 @@ def test_advice_where_no_engine_reads_masks(convoy_command: Command, monkeypatch
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), "sparsity: got None, expected a share of zeros between 0 and 1"),
-        (("--sparsity", "1.0"), "sparsity: got 1.0"),
-        (("--sparsity", "-0.1"), "sparsity: got -0.1"),
-        (("--sparsity", "nan"), "sparsity: got nan"),
+        ((), "--sparsity: got nothing, expected a share of zeros between 0 and 1"),
+        (("--sparsity", "1.0"), "--sparsity: got 1.0"),
+        (("--sparsity", "-0.1"), "--sparsity: got -0.1"),
+        (("--sparsity", "nan"), "--sparsity: got nan"),
         (("--sparsity", "0.9", "--pattern", "2:4"), "expected 0.5 with pattern 2:4"),
         (("--sparsity", "0.9", "--pattern", "random"), "pattern: got 'random', expected unstructured, channel, N:M"),
-        (("--sparsity", "0.9", "--scope", "net"), "scope: got 'net', expected one of layer, global"),
-        (("--sparsity", "0.9", "--skip", "frist"), "skip: got 'frist'"),
+        (("--sparsity", "0.9", "--scope", "net"), "--scope: got 'net', expected one of layer, global"),
+        (("--sparsity", "0.9", "--skip", "frist"), "--skip: got 'frist'"),
         (("--pattern", "7:9"), "expected a layer that it fits"),
         (("--sparsity", "0.9", "--epochs", "2"), "--epochs: got 2, expected nothing without --finetune DATA"),
-        (("--sparsity", "0.9", "--finetune", "synthetic", "--epochs", "0"), "epochs: got 0"),
-        (("--sparsity", "0.9", "--finetune", "synthetic", "--lr", "-1"), "lr: got -1.0"),
-        (("--sparsity", "0.9", "--batch", "0"), "batch: got 0"),
-        (("--sparsity", "0.9", "--finetune", "nobody"), "data: got 'nobody'"),
+        (("--sparsity", "0.9", "--finetune", "synthetic", "--epochs", "0"), "--epochs: got 0"),
+        (("--sparsity", "0.9", "--finetune", "synthetic", "--lr", "-1"), "--lr: got -1.0"),
+        (("--sparsity", "0.9", "--batch", "0"), "--batch: got 0"),
+        (("--sparsity", "0.9", "--finetune", "nobody"), "--finetune: got 'nobody'"),
         (("--sparsity", "0.9", "--finetune", "synthetic", "--images", "0"), "--images: got 0"),
         (
             ("--sparsity", "0.9", "--out", "pruned.pth"),
@@ -103,7 +103,10 @@ def test_advice_where_no_engine_reads_masks(convoy_command: Command, monkeypatch
             ("--sparsity", "0.9", "--weights", "w.safetensors", "--out", "w.safetensors"),
             "another file than --weights",
         ),
-        (("--sparsity", "0.9", "--weights", "nan.safetensors"), "weights: got 'second', expected finite numbers alone"),
+        (
+            ("--sparsity", "0.9", "--weights", "nan.safetensors"),
+            "--weights: got 'second', expected finite numbers alone",
+        ),
         (("--advise", "--sparsity", "0.9"), "--sparsity: got '0.9', expected nothing with --advise"),
         (("--advise", "--effort", "none"), "expected quick or full. Advice is measured"),
     ],
@@ -119,4 +122,4 @@ def test_bad_input(convoy_command: Command, folder: Path, words: tuple[str, ...]
 
 def test_random_weights_are_refused_by_name(convoy_command: Command) -> None:
     line = convoy_command.refused("prune", "resnet20_cifar10", "--sparsity", "0.5")
-    assert "--weights: got None, expected a .safetensors file, or DEFAULT" in line
+    assert "--weights: got nothing, expected a .safetensors file, or DEFAULT" in line

@@ -92,7 +92,7 @@ def run() -> int:
     """Run the command that `sys.argv` names and return its exit code. Errors are written to standard error."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # deprecations of libraries concern programmers
     try:
-        return ended_with(app(standalone_mode=False))
+        return ended_with(app(standalone_mode=False, prog_name="convoy"))
     except UsageError as error:
         tell_refusal(error)
         return 2

@@ -237,7 +237,7 @@ def fitting(model: nn.Module, args: tuple[Any, ...]) -> Generator[None]:
         except Exception as refusal:  # the user's own model may fail in any way
             shapes = ", ".join("x".join(map(str, a.shape)) if isinstance(a, torch.Tensor) else repr(a) for a in args)
             todo = f"It says {type(refusal).__name__}: {refusal}"
-            raise InputError("input", shapes, "a shape that the model takes", todo) from error
+            raise InputError("size", shapes, "a shape that the model takes", todo) from error
         raise
 
 

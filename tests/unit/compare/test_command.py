@@ -38,7 +38,7 @@ NET = f"{Path(__file__).parent / 'planted_frameworks.py'}:tiny"
         (["--dtype", "int8"], "--dtype"),
         (["--dtype", "fp64"], "--dtype"),
         (["--dtype", "bf16", "--options", "all"], "--dtype"),
-        (["--device", "tpu"], "device"),
+        (["--device", "tpu"], "--device"),
         (["--frameworks", "caffe"], "--frameworks"),
         (["--frameworks", ","], "--frameworks"),
         (["--options", "turbo"], "--options"),
@@ -67,7 +67,7 @@ def test_a_model_that_is_none_leaves_no_file(words: list[str], tmp_path: Path, m
     monkeypatch.setattr(child_processes, "ChildSession", None)
     done = CliRunner().invoke(app, ["compare", "nosuchnet", *words])
     assert isinstance(done.exception, InputError)
-    assert str(done.exception).startswith("model")
+    assert str(done.exception).startswith("MODEL")
     assert not list(tmp_path.iterdir())
 
 

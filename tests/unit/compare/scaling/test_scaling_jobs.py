@@ -594,7 +594,7 @@ def test_two_processes_train_by_gloo_and_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [(["--gpus", "two"], "--gpus"), (["--gpus", "1,,2"], "--gpus"), (["--batch", "3", "--strong"], "--batch"),
-     (["--nodes", "2"], "--endpoint"), (["--providers", "ddp"], "--providers"), (["-o", "/nowhere/x.json"], "--out")],
+     (["--nodes", "2"], "--endpoint"), (["--providers", "ddp"], "--providers"), (["-o", "/nowhere/x.json"], "-o: got")],
 )  # fmt: skip
 def test_bad_words_are_one_clear_error(words, named) -> None:
     done = CliRunner().invoke(app, ["scale", "alexnet", "--device", "cpu", *words])

@@ -22,8 +22,11 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
+# The second and third: a user's script, by the two checkers that users have.
 types: venv
 	$(BIN)/basedpyright
+	$(BIN)/basedpyright -p tests/typing
+	$(BIN)/mypy --config-file tests/typing/mypy.ini
 
 contracts: venv
 	$(BIN)/lint-imports

@@ -10,32 +10,42 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from convoy._version import __version__
-from convoy.errors import ConvoyError, InputError, PlanError, UnsupportedError
-from convoy.settings import Effort, LayoutChoice, Numerics, Settings, Solver
+from convoy.errors import ConvoyError, InputError, PlanError, SelectionError, UnsupportedError
+from convoy.settings import Check, Effort, LayoutChoice, Numerics, Settings, Solver
 
 if TYPE_CHECKING:
+    # From the modules that define them: `convoy.pipeline.optimize` is a module too, and mypy takes a name for the module.
     from convoy.functional import conv2d as conv2d
     from convoy.functional import engines as engines
-    from convoy.pipeline import load as load
-    from convoy.pipeline import optimize as optimize
-    from convoy.training import training_step as training_step
+    from convoy.pipeline.optimize import load as load
+    from convoy.pipeline.optimize import optimize as optimize
+    from convoy.program.optimized_module import OptimizedModule as OptimizedModule
+    from convoy.training.step import TrainingStep as TrainingStep
+    from convoy.training.tune_step import training_step as training_step
 
 _LAZY = {
-    "optimize": "convoy.pipeline",
-    "load": "convoy.pipeline",
+    "OptimizedModule": "convoy.program",
+    "TrainingStep": "convoy.training.step",
     "conv2d": "convoy.functional",
+    "load": "convoy.pipeline",
+    "optimize": "convoy.pipeline",
     "training_step": "convoy.training",
 }
+"""Public name → the module that it is imported from on first use."""
 
 __all__ = [
+    "Check",
     "ConvoyError",
     "Effort",
     "InputError",
     "LayoutChoice",
     "Numerics",
+    "OptimizedModule",
     "PlanError",
+    "SelectionError",
     "Settings",
     "Solver",
+    "TrainingStep",
     "UnsupportedError",
     "__version__",
     "conv2d",
@@ -46,16 +56,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "engines":  # a package that can be called, so that it is the same thing before and after its import
-        return importlib.import_module("convoy.engines")
-    if name in _LAZY:
-        state = random.getstate()  # parts of torch draw numbers when they are first imported
-        try:
-            return getattr(importlib.import_module(_LAZY[name]), name)
-        finally:
-            random.setstate(state)
-    raise AttributeError(f"module 'convoy' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else every misspelt name would pass for one of the package
+
+    def __getattr__(name: str) -> Any:
+        if name == "engines":  # a package that can be called, so that it is the same thing before and after its import
+            return importlib.import_module("convoy.engines")
+        if name in _LAZY:
+            state = random.getstate()  # parts of torch draw numbers when they are first imported
+            try:
+                return getattr(importlib.import_module(_LAZY[name]), name)
+            finally:
+                random.setstate(state)
+        raise AttributeError(f"module 'convoy' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

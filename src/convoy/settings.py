@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, SupportsFloat, SupportsIndex, cast
+from typing import TYPE_CHECKING, Final, Literal, SupportsFloat, SupportsIndex, cast
 
 from convoy.errors import InputError, unknown_name
 from convoy.former_names import takes_former_names
@@ -55,6 +55,16 @@ class Check(StrEnum):
     CONTENTS = "contents"
 
 
+EffortName = Literal["none", "quick", "full"]
+NumericsName = Literal["strict", "as_torch", "half"]
+SolverName = Literal["exact", "greedy", "single", "baseline"]
+LayoutName = Literal["auto", "nchw", "nhwc"]
+CheckName = Literal["identity", "contents"]
+
+_Names = tuple[str, ...] | list[str] | set[str] | frozenset[str]
+"""Collections of words. A plain string is none of them, although type checkers count it among collections of strings."""
+
+
 @takes_former_names
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -64,7 +74,7 @@ class Settings:
         numerics: the allowed rounding.
         effort: how much to measure.
         time_s: wall time of a whole call of `optimize` or `training_step`, seconds. A first answer from predictions is made
-            first; measuring improves it until the time is up. A first answer that takes longer is reported. `time_s`, the
+            first; measuring improves it until the time is up. A first answer that takes longer is reported. `tune_s`, the
             former name, works for one release.
         solver: how to choose.
         layout: memory formats allowed inside the net (inputs and outputs keep the caller's).
@@ -114,6 +124,34 @@ class Settings:
     keep_freed_memory: bool = True
     profile: Path | None = None
     check: Check = Check.IDENTITY
+
+    if TYPE_CHECKING:
+        # What type checkers read in place of the method that `dataclass` writes: plain strings and lists are accepted, and every
+        # field has one type afterwards. A test compares names and defaults with the fields above.
+        def __init__(
+            self,
+            numerics: Numerics | NumericsName = Numerics.AS_TORCH,
+            effort: Effort | EffortName = Effort.QUICK,
+            time_s: float = math.inf,
+            solver: Solver | SolverName = Solver.EXACT,
+            layout: LayoutChoice | LayoutName = LayoutChoice.AUTO,
+            memory_budget_bytes: int | None = None,
+            tuning_memory_bytes: int | None = None,
+            deterministic: bool = False,
+            static_outputs: bool = False,
+            isolate: bool = True,
+            streams: int = 4,
+            stream_memory: float = 1.1,
+            timeout_s: float = 30.0,
+            only_engines: _Names = (),
+            deny_engines: _Names = (),
+            db: str | os.PathLike[str] | None = ...,
+            engines: _Names = ...,
+            progress: bool = False,
+            keep_freed_memory: bool = True,
+            profile: str | os.PathLike[str] | None = None,
+            check: Check | CheckName = Check.IDENTITY,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         """Check every field and convert it to its type.

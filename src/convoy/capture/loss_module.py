@@ -59,18 +59,24 @@ class LossModule(nn.Module):
 
 
 def call_model(model: nn.Module, x: Any) -> Any:
-    """Call a model with a batch's first entry.
+    """Call a model with a batch's first entry, as `model_arguments` says."""
+    args, kwargs = model_arguments(model, x)
+    return model(*args, **kwargs)
+
+
+def model_arguments(model: nn.Module, x: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments, by position and by keyword, that a batch's first entry stands for.
 
     A tuple is `model(*x)` and a mapping `model(**x)`, where the signature of `model.forward` takes them so, else `model(x)`.
     A list, which is what PyTorch's collate function makes of tuples, is `model(x)` where that is possible, else `model(*x)`.
     """
     if isinstance(x, tuple) and _takes(model, x, {}):
-        return model(*x)
+        return x, {}
     if isinstance(x, Mapping) and all(isinstance(key, str) for key in x) and _takes(model, (), x):
-        return model(**x)
+        return (), x
     if isinstance(x, list) and not _takes(model, (x,), {}):
-        return model(*x)
-    return model(x)
+        return x, {}
+    return (x,), {}
 
 
 def _takes(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

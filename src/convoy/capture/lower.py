@@ -35,7 +35,7 @@ def lower(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any
         CaptureError: naming what a graph cannot hold: a shape that depends on data, a buffer that changes from call to
             call, an operator that is not ATen's, a dtype without a name.
     """
-    return _Lowering(program).run(plain=not kwargs and all(isinstance(arg, torch.Tensor) for arg in args))
+    return _Lowering(program).run(plain=all(isinstance(arg, torch.Tensor) for arg in (*args, *kwargs.values())))
 
 
 class _Lowering(NodeLowering):

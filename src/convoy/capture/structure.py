@@ -32,14 +32,17 @@ class Structure:
 
     Args:
         spec: the exporter's spec.
-        leaves: in the spec's order: None for a tensor, `Baked` for anything else.
-        plain: whether this is a call with tensors as positional arguments and nothing else, which needs no search.
+        leaves: in the spec's order: None for a tensor, `ConstantLeaf` for anything else.
+        plain: whether this is a call with tensors as arguments and nothing else, which needs no search.
     """
 
     def __init__(self, spec: pytree.TreeSpec, leaves: Sequence[Leaf], *, plain: bool = False) -> None:
         self._spec = spec
         self._leaves = tuple(leaves)
         self._plain = plain
+        positions = pytree.tree_unflatten(range(len(self._leaves)), spec)[1] if plain else {}
+        self._names: list[str] = sorted(positions, key=positions.__getitem__)
+        self._count = len(self._leaves) - len(self._names)
         self._single = spec.is_leaf() and list(leaves) == [None]
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -48,8 +51,8 @@ class Structure:
         Raises:
             InputError: another structure than at capture, or another value for something that is no tensor.
         """
-        if self._plain and not kwargs and len(args) == len(self._leaves):
-            found: list[Any] = list(args)
+        if self._plain and len(args) == self._count and len(kwargs) == len(self._names):
+            found: list[Any] = [*args, *self._values(kwargs)] if kwargs else list(args)
         else:
             try:
                 found = self._spec.flatten_up_to((tuple(args), kwargs))
@@ -58,6 +61,17 @@ class Structure:
                     "args, kwargs", str(error), "the structure that the model was captured with"
                 ) from error
         return [tensor for value, leaf in zip(found, self._leaves, strict=True) for tensor in _tensor(value, leaf)]
+
+    def _values(self, kwargs: dict[str, Any]) -> list[Any]:
+        """The values of a plain call's keyword arguments.
+
+        Raises:
+            InputError: other names than at capture.
+        """
+        try:
+            return [kwargs[name] for name in self._names]
+        except KeyError as error:
+            raise InputError("kwargs", list(kwargs), f"the names {self._names}, which were captured") from error
 
     def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Nest tensors in the graph's order as the model nests its results."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
-import torch
 from torch import nn
 
 from convoy.errors import InputError
@@ -31,24 +29,6 @@ def checked_model(model: Any) -> nn.Module:
         return model.model
     compiled = getattr(model, "_orig_mod", None)
     return compiled if isinstance(compiled, nn.Module) else model
-
-
-def checked_arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as a tuple and a dict of their own; one tensor stands for a tuple of it.
-
-    Raises:
-        InputError: neither.
-    """
-    if isinstance(args, torch.Tensor):
-        given: tuple[Any, ...] = (args,)
-    elif isinstance(args, (tuple, list)):
-        given = tuple(cast("Sequence[Any]", args))
-    else:
-        raise InputError("args", args, "a tuple of the model's arguments, or one tensor", "Pass (x,).")
-    named: dict[Any, Any] | None = cast("Any", kwargs) if isinstance(kwargs, dict) or kwargs is None else {None: kwargs}
-    if named is not None and not all(isinstance(name, str) for name in named):
-        raise InputError("kwargs", cast("object", kwargs), "a dict of keyword arguments by name, or None")
-    return given, dict(named or {})
 
 
 def checked_name(name: Any, model: nn.Module) -> str:

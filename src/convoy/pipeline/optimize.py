@@ -19,7 +19,7 @@ from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.isolation import isolate, preserve_global_state
-from convoy.pipeline.model_arguments import checked_arguments, checked_model, checked_name
+from convoy.pipeline.model_arguments import checked_model, checked_name
 from convoy.pipeline.observer import Observer, ignore_progress
 from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult, stock_result
 from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
@@ -30,6 +30,8 @@ from convoy.pipeline.whole_model import tune_whole
 from convoy.plan import Plan
 from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
+from convoy.program.call_forms import checked_arguments
+from convoy.program.calls import map_tensors, tensors_of
 from convoy.settings import Numerics, Settings, checked_settings
 from convoy.tuning_profile import phase
 from convoy.user_warning import warn_user
@@ -37,7 +39,7 @@ from convoy.user_warning import warn_user
 
 def optimize(
     model: nn.Module,
-    args: tuple[Any, ...] | torch.Tensor,
+    args: tuple[Any, ...] | list[Any] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     *,
     settings: Settings | None = None,
@@ -47,8 +49,10 @@ def optimize(
 
     Args:
         model: a module. Its results in evaluation mode are the reference. It is not changed.
-        args: example inputs as a tuple, real data if possible. The result is tuned for their shapes, dtypes and memory format.
-        kwargs: example keyword inputs.
+        args: example inputs as a tuple, real data if possible; one tensor stands for a tuple of it. The result is tuned for their
+            shapes, dtypes and memory format.
+        kwargs: example inputs by the names of the parameters of the model's `forward`, as in `torch.export`. Later calls may give
+            each input by position or by name, however the examples were given.
         settings: effort, limits and what is allowed; `Settings()` by default.
         name: name of the model in plans and reports; its class name by default.
 
@@ -65,7 +69,7 @@ def optimize(
 
 def optimize_model(
     model: nn.Module,
-    args: tuple[Any, ...] | torch.Tensor,
+    args: tuple[Any, ...] | list[Any] | torch.Tensor = (),
     *,
     name: str = "",
     settings: Settings | None = None,
@@ -87,7 +91,7 @@ def optimize_model(
     """
     stock, options = checked_model(model), checked_settings(settings)
     deadline = deadline or Deadline(options.time_s)
-    given, named = checked_arguments(args, kwargs)
+    given, named = checked_arguments(stock, args, kwargs)
     with preserve_global_state(), profiled(options) as recorder:
         result = _tuned(stock, given, named, checked_name(name, stock), options, observer or ignore_progress, deadline)
     result = dataclasses.replace(result, profile=recorder.profile())
@@ -170,7 +174,7 @@ class ModelTuner:
 def load(
     model: nn.Module,
     path: str | Path | Sequence[str | Path],
-    args: tuple[Any, ...] | torch.Tensor,
+    args: tuple[Any, ...] | list[Any] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     *,
     settings: Settings | None = None,
@@ -180,15 +184,15 @@ def load(
     Args:
         model: the model that the plan was made for.
         path: the plan's file. With several shapes, one file each; the first is for `args`.
-        args: inputs of the plan's shapes.
-        kwargs: keyword inputs.
+        args: inputs of the plan's shapes, as a tuple.
+        kwargs: inputs by the names of the parameters of the model's `forward`.
         settings: `engines`, `static_outputs` and `db` are used.
 
     Raises:
         PlanError: the plan is malformed, or was made for another model, shape, device or version.
     """
     stock, options = checked_model(model), checked_settings(settings)
-    given, named = checked_arguments(args, kwargs)
+    given, named = checked_arguments(stock, args, kwargs)
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     first = plans.load(Path(paths[0]))
     with preserve_global_state():
@@ -196,9 +200,23 @@ def load(
         module = OptimizedModule(stock, program, given, named, ModelTuner(first.model, options), options.check)
         for further in paths[1:]:
             plan = plans.load(Path(further))
-            others = tuple(zeros_of(text, given[0].device) for text in plan.inputs)
-            module.add(others, {}, _program_for(plan, stock, others, {}, options))
+            others = _arguments_of(plan, given, named)
+            module.add(*others, _program_for(plan, stock, *others, options))
     return module
+
+
+def _arguments_of(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a plan's shapes, nested as those of another plan of the same model.
+
+    Raises:
+        PlanError: the plan has another number of inputs.
+    """
+    tensors = list(tensors_of((args, kwargs)))
+    if len(plan.inputs) != len(tensors):
+        raise PlanError("plan.inputs", plan.inputs, f"{len(tensors)} inputs, as in the first plan")
+    zeros = iter([zeros_of(text, like.device) for text, like in zip(plan.inputs, tensors, strict=True)])
+    others: Any = map_tensors(lambda _: next(zeros), (args, kwargs))
+    return others
 
 
 def zeros_of(spec: str, device: torch.device) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -36,8 +35,8 @@ class _ByIdentity:
 
 
 def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signature:
-    """The signature of a call: nested tuples with tensors replaced by shape, dtype and device."""
-    return tuple(map(_sign, args)), tuple((name, _sign(kwargs[name])) for name in sorted(kwargs))
+    """The signature of a call: nested tuples with tensors replaced by shape, dtype and device. Keywords count in their order."""
+    return tuple(map(_sign, args)), tuple([(name, _sign(value)) for name, value in kwargs.items()])
 
 
 def _sign(value: Any) -> Any:
@@ -150,45 +149,11 @@ class CallExample:
 
         return map_tensors(zero, self.args), map_tensors(zero, self.kwargs)
 
-    def arranged(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments by name → by position and by keyword as in this example."""
-        names = list(bound)[: len(self.args)]
-        return tuple(bound[name] for name in names), {name: bound[name] for name in self.kwargs}
-
 
 def _without_values(tensor: torch.Tensor) -> torch.Tensor:
     if not is_plain(tensor):
         return torch.empty(0, dtype=tensor.dtype, device="meta")
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-class ForwardSignature:
-    """Parameters of a module's forward, so that `f(a, b)` and `f(a=a, b=b)` are the same call.
-
-    Args:
-        forward: the method.
-    """
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        try:
-            self._signature: inspect.Signature | None = inspect.signature(forward)
-        except (TypeError, ValueError):  # some functions in C have no signature
-            self._signature = None
-            return
-        kinds = {parameter.kind for parameter in self._signature.parameters.values()}
-        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-            self._signature = None
-
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Arguments by parameter name, in order, defaults included; None if they do not fit, or if the signature is unknown."""
-        if self._signature is None:
-            return None
-        try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError:
-            return None
-        bound.apply_defaults()
-        return dict(bound.arguments)
 
 
 # --- torch's modes around a call ----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch import nn
 from convoy import plan as plans
 from convoy.plan.plan import Plan
 from convoy.program import calls
+from convoy.program.call_forms import checked_arguments
 from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.program_cache import CachedProgram, ProgramCache, Tuner, stock_names
 from convoy.program.runnable_program import Program
@@ -98,10 +99,15 @@ class OptimizedModule(nn.Module):
             written.append(target)
         return written
 
-    def tune(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Plan:
-        """Make a plan for arguments of other shapes; later calls with such arguments use it."""
-        program = self.program_cache.tuner(self.model, args, kwargs or {}, None)
-        self.program_cache.add(args, kwargs or {}, program)
+    def tune(self, args: tuple[Any, ...] | list[Any] | torch.Tensor = (), kwargs: dict[str, Any] | None = None) -> Plan:
+        """Make a plan for arguments of other shapes; later calls with such arguments use it.
+
+        Raises:
+            InputError: neither a tuple nor a tensor, or no dict.
+        """
+        given, named = checked_arguments(self.model, args, kwargs)
+        program = self.program_cache.tuner(self.model, given, named, None)
+        self.program_cache.add(given, named, program)
         return program.plan
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], program: Program) -> None:
@@ -134,8 +140,8 @@ class OptimizedModule(nn.Module):
         cached = None if found is None else found[0]
         reason = self._why_stock(cached, tensors)
         if reason is not None or found is None or cached is None:
-            return self._run_stock(args, kwargs, reason or "")
-        given = cache.arranged(cached, args, kwargs) if found[1] else (args, kwargs)
+            return self._run_stock(args, kwargs, cache.why_unknown(args, kwargs) if reason is None else reason)
+        given = (args, kwargs) if found[1] is None else found[1](args, kwargs)
         strides = tuple([tensor.stride() for tensor in calls.tensors_of(given)])
         wanted = cached.outputs(strides)
         if wanted == "stock":
@@ -200,14 +206,14 @@ class OptimizedModule(nn.Module):
     # --- program or stock module --------------------------------------------------------------------------------------------
 
     def _why_stock(self, cached: CachedProgram | None, tensors: Sequence[torch.Tensor]) -> str | None:
-        """Why the stock module must run; empty if the user need not be told; None if the program may run."""
+        """Why the stock module must run; empty if the user need not be told; None if the program, where there is one, may run."""
         if cached is not None and cached.program.runnable is None:
             return ""
         reason = calls.why_not_plain(tensors)
         if reason is not None:
             return f"{reason}: the stock module runs"
         if cached is None:
-            return "no plan for these input shapes or dtypes: the stock module runs; call .tune(args) to make one"
+            return None
         if self.training:
             return "the module is in training mode: the stock module runs; call .eval()"
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):

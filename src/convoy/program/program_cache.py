@@ -8,11 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, Literal
 
+import torch
 from torch import nn
 
 from convoy.errors import PlanError
 from convoy.plan.plan import Plan
 from convoy.program import calls
+from convoy.program.call_forms import Arrangement, ForwardSignature
 from convoy.program.contents import contents_checks
 from convoy.program.module_state import ModuleState
 from convoy.program.runnable_program import Program
@@ -36,13 +38,13 @@ class CachedProgram:
         program: the program.
         example: the arguments that it was made for.
         signature: signature of such a call.
-        by_name: signature of all arguments by name, defaults included; None if the arguments have no names.
+        normal: signature of the normal form of such a call (`ForwardSignature`); None if it has none.
     """
 
     def __init__(
-        self, program: Program, example: calls.CallExample, signature: calls.Signature, by_name: calls.Signature | None
+        self, program: Program, example: calls.CallExample, signature: calls.Signature, normal: calls.Signature | None
     ) -> None:
-        self.program, self.example, self.signature, self.by_name = program, example, signature, by_name
+        self.program, self.example, self.signature, self.normal = program, example, signature, normal
         self._outputs: dict[calls.Strides, OutputStrides] = {example.strides: "as made"}
 
     def outputs(self, strides: calls.Strides) -> OutputStrides:
@@ -82,9 +84,9 @@ class ProgramCache:
         self.tuner, self.check = tuner, check
         self.tuned: dict[calls.Signature, CachedProgram] = {}
         self._take(model)
-        self._forward = calls.ForwardSignature(model.forward)
-        self._routes: dict[calls.Signature, tuple[CachedProgram, bool]] = {}
-        self._by_name: dict[calls.Signature, CachedProgram] = {}
+        self._forward = ForwardSignature(model.forward)
+        self._routes: dict[calls.Signature, tuple[CachedProgram, Arrangement | None]] = {}
+        self._by_normal: dict[calls.Signature, CachedProgram] = {}
         self._warned: set[str] = set()
         self._lock = threading.RLock()
 
@@ -95,17 +97,17 @@ class ProgramCache:
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], program: Program) -> None:
         """Use a program for calls with arguments like these."""
-        bound = self._forward.bind(args, kwargs)
-        by_name = None if bound is None else calls.signature_of((), bound)
+        normal = self._forward.normal(args, kwargs)
         example = calls.CallExample.of(args, kwargs)
-        self.put(CachedProgram(program, example, calls.signature_of(args, kwargs), by_name))
+        signed = None if normal is None else calls.signature_of(*normal)
+        self.put(CachedProgram(program, example, calls.signature_of(args, kwargs), signed))
 
     def put(self, cached: CachedProgram) -> None:
         """Add a program with its calls."""
         self.tuned[cached.signature] = cached
-        self._routes[cached.signature] = cached, False
-        if cached.by_name is not None:
-            self._by_name[cached.by_name] = cached
+        self._routes[cached.signature] = cached, None
+        if cached.normal is not None:
+            self._by_normal[cached.normal] = cached
 
     def copied(self, model: nn.Module) -> ProgramCache:
         """The same programs for a copy of the module with the same values: programs are shared.
@@ -116,36 +118,49 @@ class ProgramCache:
         for cached in self.tuned.values():
             own = getattr(cached.program.runnable, "static_outputs", False)
             program = self._remade(model, cached) if own else cached.program
-            made.put(CachedProgram(program, cached.example, cached.signature, cached.by_name))
+            made.put(CachedProgram(program, cached.example, cached.signature, cached.normal))
         made.state.outdate(self.change(wait=True))
         return made
 
-    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CachedProgram, bool] | None:
-        """The program for a call, and whether the arguments must be rearranged (`arranged`) as it was made for them."""
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CachedProgram, Arrangement | None] | None:
+        """The program for a call, and how the arguments are arranged for it; None: as they are."""
         signature = calls.signature_of(args, kwargs)
         route = self._routes.get(signature)
         if route is not None:
             return route
-        bound = self._forward.bind(args, kwargs)
-        cached = None if bound is None else self._by_name.get(calls.signature_of((), bound))
+        normal = self._forward.normal(args, kwargs)
+        cached = None if normal is None else self._by_normal.get(calls.signature_of(*normal))
         if cached is None:
             return None
-        route = self._routes[signature] = cached, True
+        arrangement = self._forward.arrangement(args, kwargs, (cached.example.args, cached.example.kwargs))
+        route = self._routes[signature] = cached, arrangement
         return route
 
-    def arranged(
-        self, cached: CachedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call's arguments, by position and by keyword as the program was made for them."""
-        bound = self._forward.bind(args, kwargs)
-        assert bound is not None
-        return cached.example.arranged(bound)
+    def why_unknown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why there is no program for a call, and what to do."""
+        given = sorted(_shown(tensor) for tensor in calls.tensors_of((args, kwargs)))
+        unclear = self._forward.open_parameters
+        for cached in self.tuned.values() if unclear else ():
+            example = cached.example
+            wanted = sorted(_shown(tensor) for tensor in calls.tensors_of((example.args, example.kwargs)))
+            same_form = len(args) == len(example.args) and kwargs.keys() == example.kwargs.keys()
+            if given == wanted and not same_form:
+                count = f"{len(example.args)} arguments by position" if example.args else ""
+                form = " and ".join(filter(None, [count, ", ".join(f"{name}=" for name in example.kwargs)]))
+                return (
+                    f"the model's forward has {unclear}, so Convoy cannot tell whether this call is that of the example: the "
+                    f"stock module runs; call it with {form}, or call .tune(args, kwargs)"
+                )
+        return (
+            "no plan for these input shapes or dtypes, or for an option's value: the stock module runs; "
+            "call .tune(args) to make one"
+        )
 
     def refresh(self, model: nn.Module) -> None:
         """Make every program again from the module's present state. If the tuner raises, nothing is changed."""
         made = [(cached, self._remade(model, cached)) for cached in self.tuned.values()]
-        self.tuned, self._routes, self._by_name = {}, {}, {}
-        self._forward = calls.ForwardSignature(model.forward)
+        self.tuned, self._routes, self._by_normal = {}, {}, {}
+        self._forward = ForwardSignature(model.forward)
         for cached, program in made:
             args, kwargs = cached.example.zeros()
             self.add(args, kwargs, program)
@@ -208,6 +223,10 @@ class ProgramCache:
                 with contextlib.suppress(PlanError):  # the module computes something else now
                     return self.tuner(model, args, kwargs, cached.program.plan)
             return self.tuner(model, args, kwargs, None)
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
 
 
 def stock_names(state_dict: Mapping[str, Any], model: nn.Module) -> Mapping[str, Any]:

@@ -32,21 +32,21 @@ class SavedProgram:
         plan: its plan, as JSON.
         example: the arguments that it was made for.
         signature: signature of such a call.
-        by_name: signature of the arguments by name.
+        normal: signature of the normal form of such a call.
         autocast: where autocast was on.
     """
 
     plan: str
     example: calls.CallExample
     signature: calls.Signature
-    by_name: calls.Signature | None
+    normal: calls.Signature | None
     autocast: calls.Autocast
 
 
 def saved_programs(programs: Iterable[CachedProgram]) -> list[SavedProgram]:
     """What a pickle holds of programs; `restored_cache` is the inverse."""
     return [
-        SavedProgram(plan_text(one.program.plan), one.example, one.signature, one.by_name, one.program.autocast)
+        SavedProgram(plan_text(one.program.plan), one.example, one.signature, one.normal, one.program.autocast)
         for one in programs
     ]
 
@@ -69,7 +69,7 @@ def restored_cache(
                 refused = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
                 program = Program(unbound(plan, refused), None, None)
         program = dataclasses.replace(program, autocast=one.autocast)
-        cache.put(CachedProgram(program, one.example, one.signature, one.by_name))
+        cache.put(CachedProgram(program, one.example, one.signature, one.normal))
     return cache, refused
 
 

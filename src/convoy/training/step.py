@@ -20,6 +20,7 @@ from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.module_state import ModuleState
 from convoy.program.recording import CAPTURE_FAILURES, first_line
+from convoy.training.batch_form import BatchForms
 from convoy.training.capturable_optimizers import has_state
 from convoy.training.capture_guard import CaptureGuard
 from convoy.training.process_group_shutdown import release_before_shutdown
@@ -78,6 +79,7 @@ class TrainingStep:
         self.graph: StepGraph | None = None
         self._graph_refused = False
         self._warned: set[str] = set()
+        self._forms = BatchForms(model, loss_fn, program.form)
         self._micro = 0
         self._warm = False  # whether a whole update was made launch by launch
 
@@ -131,18 +133,19 @@ class TrainingStep:
             self.graph.release()
             self.graph = None
 
-    def __call__(self, x: Any, *targets: Any) -> torch.Tensor:
+    def __call__(self, x: Any, *targets: Any, **named: Any) -> torch.Tensor:
         """Train on a batch.
 
         Args:
-            x: the model's input, or a tuple of its inputs.
+            x: the model's input, a tuple of its inputs, or a dictionary of them by the names of the parameters of its forward.
             targets: the further arguments of the loss.
+            named: likewise, by the names of the loss function's parameters.
 
         Returns:
             The loss, a tensor without gradient that later calls do not change.
         """
         first, last = self._micro == 0, self._micro + 1 == self.options.accumulate
-        batch = (x, *targets)
+        batch = (self._forms.inputs(x), *(self._forms.targets(targets, named) if named else targets))
         flat = flatten_batch(batch)
         check_not_empty(flat)
         reason = self._why_stock(flat)

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from convoy.capture import TrainingCapture
 from convoy.plan.plan import Plan
 from convoy.program.eager import EagerProgram
+from convoy.training.batch_form import InputForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class StepProgram:
         signature: the batches that it serves (`convoy.capture.batch`).
         amp: dtype of autocast, the option's or that of an autocast region around `training_step`; None without.
         origin: (model, loss, optimizer, options, plan) → a step of that plan; what a pickle binds again with.
+        form: how the example batch holds the model's inputs; None where stock PyTorch runs.
     """
 
     plan: Plan
@@ -64,3 +66,4 @@ class StepProgram:
     signature: tuple[Any, ...]
     amp: torch.dtype | None = None
     origin: Callable[..., Any] | None = None
+    form: InputForm | None = None

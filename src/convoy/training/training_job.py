@@ -46,6 +46,7 @@ from convoy.report.summary import Summary
 from convoy.schedule import Collective, cast_groups, collectives
 from convoy.settings import Settings
 from convoy.target import Target
+from convoy.training.batch_form import InputForm
 from convoy.training.step import TrainingStep
 from convoy.training.step_program import StepOptions, StepProgram
 from convoy.training.stock_step import StepCheck, StockStep
@@ -251,7 +252,8 @@ class TrainingJob:
         # Not the captured form: the whole step is captured, with the update.
         runnable = eager_of(program.runnable) if program.runnable else None
         origin = _Origin(CallExample.of(self.batch, {}), self.amp, self.settings, plan.model)
-        bound = StepProgram(plan, self.capture, runnable, flatten_batch(self.batch).signature, self.amp, origin)
+        signature, form = flatten_batch(self.batch).signature, InputForm.of(self.model, self.batch[0])
+        bound = StepProgram(plan, self.capture, runnable, signature, self.amp, origin, form)
         return TrainingStep(self.model, self.loss_fn, self.optimizer, self.options, bound)
 
 

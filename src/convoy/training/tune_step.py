@@ -21,6 +21,7 @@ from convoy.pipeline.tune_in_time import overrun_note
 from convoy.plan import Plan
 from convoy.program.recording import first_line
 from convoy.settings import Effort, Settings, checked_settings
+from convoy.training.batch_form import ordered
 from convoy.training.plan_agreement import agree_on_plan
 from convoy.training.step import TrainingStep, effective_amp
 from convoy.training.step_arguments import check_training_arguments
@@ -69,7 +70,9 @@ def training_step(
         name: what to call the model in plans and reports.
 
     Returns:
-        `step`, called as `loss = step(x, y)`; with `plan`, `notes`, `explain()`, `save(path)` and `release()`.
+        `step`, called as `loss = step(x, y)`; with `plan`, `notes`, `explain()`, `save(path)` and `release()`. Several inputs may
+        be a tuple or a dictionary, whichever the example was, and targets may have the names of the loss function's parameters:
+        `step(x, target=y)`.
 
     Raises:
         InputError: arguments that cannot be used.
@@ -185,6 +188,7 @@ def _train_model(
         model = model.module
     if isinstance(model, torch._dynamo.OptimizedModule):  # what it compiled is captured as a whole here
         model = model._orig_mod
+    batch = ordered(model, batch)
     replayed = plans.load(Path(plan)) if plan is not None else None
     job = TrainingJob(model, loss_fn, optimizer, batch, options, amp, settings, name or type(model).__name__, replayed)
     if options.group is not None and replayed is None:

@@ -15,7 +15,7 @@ import pytest
 
 import convoy
 from convoy import settings
-from tests.unit.program.fast_net import always_kept
+from tests.unit.pipeline.untimed import plans_kept
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "typing" / "public_calls.py"
@@ -35,7 +35,7 @@ def script() -> ModuleType:
 def test_the_script_runs(script: ModuleType, tmp_path: Path) -> None:
     words, enums, _ = script.settings_of(tmp_path)
     assert (words.effort, words.db) == (enums.effort, enums.db)
-    with always_kept():
+    with plans_kept():
         assert isinstance(script.inference(tmp_path), convoy.OptimizedModule)
         assert isinstance(script.training(tmp_path), convoy.TrainingStep)
     assert len(script.functions()) > 20

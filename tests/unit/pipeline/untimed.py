@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,3 +23,11 @@ def keep_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end_to_end, "is_faster", lambda result, baseline: True)
     for module in (end_to_end, end_to_end_check):
         monkeypatch.setattr(module, "interleave", once)
+
+
+@contextmanager
+def plans_kept() -> Iterator[None]:
+    """`keep_plans` for a while."""
+    with pytest.MonkeyPatch.context() as patch:
+        keep_plans(patch)
+        yield

@@ -16,7 +16,7 @@ import convoy
 from convoy.errors import PlanError
 from convoy.program.call_forms import ForwardSignature
 from convoy.program.runnable_program import Program
-from tests.unit.program.fast_net import always_kept
+from tests.unit.pipeline.untimed import plans_kept
 
 A = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 B = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(2))
@@ -80,7 +80,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def optimized(model: nn.Module, call: Call, settings: convoy.Settings) -> convoy.OptimizedModule:
-    with always_kept():
+    with plans_kept():
         return convoy.optimize(model, *call, settings=settings)
 
 
@@ -139,7 +139,7 @@ def test_an_exported_module_is_called_by_position_and_by_keyword(settings: convo
 
 def test_plans_are_loaded_with_inputs_in_any_form(settings: convoy.Settings, runs: list[int], tmp_path: Path) -> None:
     fast = optimized(Two(), FORMS[1], settings)
-    with always_kept():
+    with plans_kept():
         fast.tune(kwargs={"depth": B[:1], "image": A[:1]})
     assert not any(plan.baseline for plan in fast.plans)
     files = fast.save(tmp_path / "two.plan.json")

@@ -16,7 +16,7 @@ import convoy
 from convoy.errors import InputError
 from convoy.training.batch_form import BatchForms, ordered
 from convoy.training.step_work import StepWork
-from tests.unit.program.fast_net import always_kept
+from tests.unit.pipeline.untimed import plans_kept
 
 A = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 B = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(2))
@@ -62,7 +62,7 @@ def stock_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def step_for(x: Any, settings: convoy.Settings) -> convoy.TrainingStep:
     model = Two()
-    with always_kept():
+    with plans_kept():
         step = convoy.training_step(
             model, cross_entropy, torch.optim.SGD(model.parameters(), lr=0.0), (x, Y), settings=settings
         )

@@ -193,10 +193,24 @@ def clear(
     db: options.Db = None,
     engine: Annotated[str, typer.Option("--engine", help="Only rows of this engine, by its id.")] = "",
     target: Annotated[str, typer.Option("--target", help="Only rows of this target: its whole digest.")] = "",
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compiled", help="Remove compiled code instead, which Convoy compiles again; no row is removed."
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Remove measurements: all, or those of one engine or target."""
+    """Remove measurements: all, or those of one engine or target; or remove compiled code."""
     from convoy.perfdb.record import check_digest
+
+    if compiled:
+        if engine or target or db:
+            raise InputError(
+                "--compiled", "--engine, --target or --db", "--compiled alone: compiled code is in no database"
+            )
+        _clear_compiled(yes=yes)
+        return
 
     if target:
         check_digest(target)
@@ -207,3 +221,15 @@ def clear(
         if not yes:
             typer.confirm(f"Remove {number} rows ({what}) from {database.path}?", abort=True)
         say(f"{database.clear(engine=engine, target=target)} rows removed")
+
+
+def _clear_compiled(*, yes: bool) -> None:
+    """Remove the compiled code in the user's cache folder."""
+    from convoy.engines.compilers.clear_compiled import clear_compiled, compiled_code
+
+    found = compiled_code()
+    if found.files and not yes:
+        what = f"{found.files} files of compiled code ({found.size_bytes / 1e6:.1f} MB)"
+        typer.confirm(f"Remove {what} from {found.path}?", abort=True)
+    removed = clear_compiled()
+    say(f"{removed.files} files of compiled code ({removed.size_bytes / 1e6:.1f} MB) removed from {removed.path}")

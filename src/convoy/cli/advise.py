@@ -41,7 +41,10 @@ def run(
     patterns = PATTERNS if pattern is None else (str(parse_pattern(pattern)),)
     where = options.pick_device(device)
     module = options.load(model, weights, dtype, where, trust=trust)
-    args = options.example(module, model, None, batch, size, dtype, where)
+
+    from convoy.zoo import read_info
+
+    args = options.example(module, model, None, batch, options.image_size(size), dtype, where, read_info(weights))
 
     from convoy.capture import capture_inference
     from convoy.cli.progress import Bar

@@ -20,7 +20,7 @@ def layers(
 ) -> None:
     """List MODEL's convolutions and linear layers: shapes, operations, least bytes."""
     module = options.load(model, None, dtype, "cpu", trust=trust)
-    args = options.example(module, model, None, batch, size, dtype, "cpu")
+    args = options.example(module, model, None, batch, options.image_size(size), dtype, "cpu")
 
     from convoy.capture import capture_inference
     from convoy.graph.layers import conv_problem, linear_problem

@@ -64,10 +64,13 @@ def optimize(
     options.check_outputs({f"--{name}": path for name, path in {**named, "profile": profile}.items()})
     where = options.pick_device(device)
     module = options.load(model, weights, dtype, where, trust=trust)
-    args = options.example(module, model, images, batch, size, dtype, where)
 
     from convoy.perfdb import default_path
     from convoy.report import print_summary
+    from convoy.zoo import read_info
+
+    wanted, info = options.image_size(size), read_info(weights)
+    args = options.example(module, model, images, batch, wanted, dtype, where, info, data_batch=1)
 
     with options.fitting(module, args):
         result = _tune(module, args, model, settings, train, amp)

@@ -16,13 +16,13 @@ from convoy.errors import CaptureError, ConvoyError, InputError, unknown_name
 from convoy.settings import Settings, parse_bytes
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from convoy.compare import Run
     from convoy.pipeline.observer import Observer
     from convoy.target import Target
     from convoy.training import TrainingResult
+    from convoy.zoo import WeightsInfo
     from convoy.zoo.image_size import ImageSize
 
 Model = Annotated[
@@ -169,18 +169,47 @@ def load(model: str, weights: str | None, dtype: str, device: str, *, trust: boo
     return load_model(model, weights=weights, dtype=dtype, trust=trust).to(device)
 
 
+def load_plan(module: nn.Module, plan: Path, args: tuple[Any, ...]) -> nn.Module:
+    """The module run by a saved plan."""
+    import convoy
+
+    return convoy.load(module, plan, args)
+
+
 def example(
-    model: nn.Module, name: str, images: list[Path] | None, batch: int | None, size: str | None, dtype: str, device: str
-) -> tuple[torch.Tensor, ...]:
-    """The inputs: images where they are given, else random ones of the model's size."""
+    model: nn.Module,
+    name: str,
+    images: list[Path] | None,
+    batch: int | None,
+    size: ImageSize | None,
+    dtype: str,
+    device: str,
+    info: WeightsInfo | None = None,
+    *,
+    data_batch: int | None = None,
+) -> tuple[Any, ...]:
+    """The inputs: images where they are given, else random ones; of the size asked for, the weights' or the model's.
+
+    Files in folders that cannot be read are listed and left out. Where no batch is given, `data_batch` images are taken of a
+    folder of class folders, which is a data set.
+    """
+    from convoy.cli.labelled_data import tell_left_out
     from convoy.zoo import example_args, load_images, preprocessing
+    from convoy.zoo.unlabelled import has_classes
 
     wanted = preprocessing(name)
+    default = (info.size if info is not None else None) or wanted.size
     if images:
-        pixels = image_size(size) or wanted.size
-        tensor = load_images(images, size=pixels, batch=batch, dtype=dtype, mean=wanted.mean, std=wanted.std)
+        data = [path for path in images if path.is_dir() and has_classes(path)]
+        if data and batch is None and data_batch is not None:
+            batch = data_batch
+            tell(f"batch {batch}, for {data[0]} is a data set: it has class folders (--batch N takes more images)")
+        tensor = load_images(
+            images, size=size or default, batch=batch, dtype=dtype, mean=wanted.mean, std=wanted.std,
+            on_unreadable=tell_left_out,
+        )  # fmt: skip
         return (tensor.to(device),)
-    args = example_args(model, batch=batch, size=image_size(size), dtype=dtype, default_size=wanted.size)
+    args = example_args(model, batch=batch, size=size, dtype=dtype, default_size=default)
     return tuple(a.to(device) if hasattr(a, "to") else a for a in args)
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from convoy.cli import interrupt
+from convoy.cli.output import say
 
 _CLEAR: Final = b"\r\x1b[2K\x1b[?25h"
 """Empties the terminal's line and shows its cursor, which rich hides."""
@@ -29,6 +30,23 @@ class Bar:
     def __call__(self, message: str, done: int, total: int) -> None:
         """Show the current activity."""
         self._progress.update(self._task, description=message, completed=done, total=total or None)
+
+    def say(self, text: str, *, err: bool = False) -> None:
+        """Print a line of the result; the bar makes way for it."""
+        if self._progress.disable:
+            say(text, err=err)
+            return
+        self._progress.stop()
+        say(text, err=err)
+        self._progress.start()
+
+    def pause(self) -> None:
+        """Remove the bar: results follow."""
+        self._progress.stop()
+
+    def tell(self, message: str) -> None:
+        """Say something on standard error that is no result."""
+        self.say(f"convoy: {message}", err=True)
 
     def __enter__(self) -> Self:
         if not self._progress.disable:  # not by rich, whose thread may hold the locks that it needs to stop

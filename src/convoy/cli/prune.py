@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from convoy.cli import options
 from convoy.cli.command_options import prune_options as given
+from convoy.cli.labelled_data import LARGEST_BATCH, fitting_batch, reading
 from convoy.cli.output import say
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from convoy.cli.progress import Bar
     from convoy.prune import PruneSummary, Recipe
     from convoy.training.trainer.finetune import FinetuneSchedule
-    from convoy.zoo import Dataset
+    from convoy.zoo import Dataset, WeightsInfo
+    from convoy.zoo.image_size import ImageSize
+
+LEAST_FINETUNE_STEPS: Final = 50
+"""Steps of a fine-tuning for which more than one epoch is chosen where the data set is small."""
 
 
 def prune(
@@ -54,11 +61,13 @@ def prune(
         return
     from convoy.prune import Recipe
     from convoy.training.trainer.finetune import FinetuneSchedule
+    from convoy.zoo import read_info
 
     recipe = Recipe.of(pattern or "unstructured", sparsity, scope, tuple(options.words_of(skip)))
     schedule = FinetuneSchedule(
-        epochs=1 if epochs is None else epochs, batch=128 if batch is None else batch, lr=lr, seed=seed
+        epochs=1 if epochs is None else epochs, batch=LARGEST_BATCH if batch is None else batch, lr=lr, seed=seed
     )
+    free = Free(epochs=epochs is None, batch=batch is None)
     if epochs is not None and finetune is None:
         raise InputError("--epochs", epochs, "nothing without --finetune DATA")
     if images is not None and images < 1:
@@ -67,8 +76,9 @@ def prune(
     check_weights_given(model, weights)
     where = options.pick_device(device)
     module = options.load(model, weights, "fp32", where, trust=trust)
-    summary = run(module, model, recipe, schedule, finetune, evaluate, images, size, where)
-    save(module, output, summary)
+    sources = Sources(finetune, evaluate, images, options.image_size(size))
+    summary, info = run(module, model, recipe, schedule, free, sources, read_info(weights), where)
+    save(module, output, summary, info)
     show(summary, output, as_json)
 
 
@@ -93,40 +103,53 @@ def check_weights_given(model: str, weights: str | None) -> None:
         raise InputError("--weights", None, expected, "Random weights have no magnitude to go by.")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Free:
+    """Which parts of the fine-tuning schedule the user did not choose: they are fitted to the number of images."""
+
+    epochs: bool
+    batch: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sources:
+    """The data, as the command names them, most images of each, and the size of the images."""
+
+    finetune: str | None
+    evaluate: str | None
+    images: int | None
+    size: ImageSize | None
+
+
 def run(
     module: nn.Module,
     name: str,
     recipe: Recipe,
     schedule: FinetuneSchedule,
-    finetune_on: str | None,
-    evaluate_on: str | None,
-    images: int | None,
-    size: str | None,
+    free: Free,
+    sources: Sources,
+    info: WeightsInfo,
     device: str,
-) -> PruneSummary:
-    """Prune in place, fine-tune, and take the accuracy before, between and after."""
+) -> tuple[PruneSummary, WeightsInfo]:
+    """Prune in place, fine-tune, and take the accuracy before, between and after; with what the new weights file says."""
     from convoy.cli.progress import Bar
     from convoy.prune import Accuracy, Finetune, PruneSummary, accuracy, prune_model
     from convoy.training.trainer.finetune import finetune
 
-    args = options.example(module, name, None, None, size, "fp32", device)
-    with options.fitting(module, args):
-        training, test = datasets(module, name, args, finetune_on, evaluate_on, images, size)
-        before = 0.0
-        with Bar() as bar:
-            if test is not None:
-                before = accuracy(module, test, on_progress=bar)
-            pruned = prune_model(module, recipe, args)
-            between = accuracy(module, test, on_progress=bar) if test is not None else 0.0
-            done = after = None
-            if training is not None:
-                losses = finetune(module, pruned.masks, training, schedule, bar)
-                done = Finetune(
-                    training.name, len(training), schedule.epochs, schedule.lr, schedule.seed, tuple(losses)
-                )
-                after = accuracy(module, test, on_progress=bar) if test is not None else None
+    args = options.example(module, name, None, None, sources.size, "fp32", device, info)
+    with options.fitting(module, args), Bar() as bar:
+        training, test, info = datasets(module, name, sources, info, device, bar)
+        before = accuracy(module, test, on_progress=bar) if test is not None else 0.0
+        pruned = prune_model(module, recipe, args)
+        between = accuracy(module, test, on_progress=bar) if test is not None else 0.0
+        done = after = None
+        if training is not None:
+            schedule = fitted_schedule(schedule, free, len(training))
+            losses = finetune(module, pruned.masks, training, schedule, bar)
+            done = Finetune(training.name, len(training), schedule.epochs, schedule.lr, schedule.seed, tuple(losses))
+            after = accuracy(module, test, on_progress=bar) if test is not None else None
     found = Accuracy(test.name, len(test), before, between, after) if test is not None else None
-    return PruneSummary(
+    summary = PruneSummary(
         model=name,
         pattern=str(recipe.pattern),
         sparsity=recipe.sparsity,
@@ -136,47 +159,67 @@ def run(
         finetune=done,
         notes=pruned.notes,
     )
+    return summary, info
+
+
+def fitted_schedule(schedule: FinetuneSchedule, free: Free, images: int) -> FinetuneSchedule:
+    """The schedule for so many images: a batch that makes eight steps an epoch, and epochs that make fifty steps together."""
+    batch = fitting_batch(images) if free.batch else schedule.batch
+    steps = max(1, images // batch)
+    epochs = max(1, -(-LEAST_FINETUNE_STEPS // steps)) if free.epochs else schedule.epochs
+    return dataclasses.replace(schedule, batch=max(batch, 2), epochs=epochs)
 
 
 def datasets(
-    module: nn.Module,
-    name: str,
-    args: tuple[object, ...],
-    finetune_on: str | None,
-    evaluate_on: str | None,
-    images: int | None,
-    size: str | None,
-) -> tuple[Dataset | None, Dataset | None]:
-    """The data to train on, and the data to measure the accuracy on; the model runs once to count its classes."""
-    if finetune_on is None and evaluate_on is None:
-        return None, None
-    from dataclasses import replace
+    module: nn.Module, name: str, sources: Sources, info: WeightsInfo, device: str, bar: Bar
+) -> tuple[Dataset | None, Dataset | None, WeightsInfo]:
+    """The data to train on, the data to take the accuracy on, and what the new weights know of both.
 
-    import torch
+    Images that the weights were trained on are not counted: of a source that is trained on here, or was before, the accuracy
+    is taken on the images that are held out.
+    """
+    if sources.finetune is None and sources.evaluate is None:
+        return None, None, info
+    from convoy.zoo import data_tokens, own_splits
 
-    from convoy.prune.accuracy import class_scores
-    from convoy.zoo import load_dataset, own_splits, preprocessing
-
-    wanted = preprocessing(name)
-    wanted = replace(wanted, size=options.image_size(size) or wanted.size)
-    with torch.no_grad():
-        classes = class_scores(module(*args)).shape[1]
-
-    def read(source: str, split: str) -> Dataset:
-        return load_dataset(source, split, preprocessing=wanted, classes=classes, limit=images)
-
-    training = read(finetune_on, "train") if finetune_on else None
-    if evaluate_on is None:
-        return training, read(str(finetune_on), "test")
-    return training, read(evaluate_on, "test" if own_splits(evaluate_on) else "all")
+    read_for = reading(module, name, info, sources.size, device)
+    training = read_for.open(sources.finetune, "train", sources.images, bar) if sources.finetune else None
+    if training is not None:
+        tokens = info.trained_on | data_tokens(training.name)
+        info = dataclasses.replace(info, trained_on=tokens, size=read_for.preprocessing.size)
+        info = dataclasses.replace(info, classes=info.classes or training.class_names)
+    source = sources.evaluate or str(sources.finetune)
+    if own_splits(source) or info.was_trained_on(source):
+        test = read_for.open_test(source, sources.images, bar)
+    else:
+        test = read_for.open(source, "all", sources.images, bar)
+    return training, without(test, training, bar), info
 
 
-def save(module: nn.Module, output: Path | None, summary: PruneSummary) -> None:
-    """Write the weights where they are wanted, with how they were pruned."""
+def without(test: Dataset | None, training: Dataset | None, bar: Bar) -> Dataset | None:
+    """The test images whose files are not trained on; a folder may lie inside the other, or link to it.
+
+    Raises:
+        InputError: none is left.
+    """
+    if test is None or training is None or not test.files or not training.files:
+        return test
+    trained_on = {file.resolve() for file in training.files}
+    left = [index for index, file in enumerate(test.files) if file.resolve() not in trained_on]
+    if len(left) == len(test):
+        return test
+    if not left:
+        raise InputError("--evaluate", test.name, "images that are not trained on", "All of them are in --finetune.")
+    bar.tell(f"{len(test) - len(left):,} images of {test.name} are trained on: the accuracy is that of the others")
+    return test.subset(left)
+
+
+def save(module: nn.Module, output: Path | None, summary: PruneSummary, info: WeightsInfo) -> None:
+    """Write the weights where they are wanted, with how they were pruned and what their outputs stand for."""
     from convoy.prune import save_weights
 
     if output is not None:
-        save_weights(module, output, summary.about())
+        save_weights(module, output, dataclasses.replace(info, words={}).to_words() | summary.about())
 
 
 def show(summary: PruneSummary, output: Path | None, as_json: bool) -> None:

@@ -27,7 +27,10 @@ def sparsity(
         raise InputError("--images", limit, "an integer of at least 1")
     options.check_outputs({"--report": report, "--json": json_path})
     module = options.load(model, weights, "fp32", "cpu", trust=trust)
-    args = options.example(module, model, images, limit, size, "fp32", "cpu")
+
+    from convoy.zoo import read_info
+
+    args = options.example(module, model, images, limit, options.image_size(size), "fp32", "cpu", read_info(weights))
 
     from convoy.capture import capture_inference
     from convoy.measurement.count_zeros import convolution_inputs, layer_zeros

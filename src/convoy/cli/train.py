@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-import gc
-import os
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from convoy.cli import interrupt, options
 from convoy.cli.command_options import train_options as given
-from convoy.cli.output import say
+from convoy.cli.head import check_choice
+from convoy.cli.labelled_data import LARGEST_BATCH
+from convoy.cli.training_run import USUAL_LR, Chosen, Outputs, Source, processes, run
 from convoy.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from convoy.settings import Settings
-    from convoy.training.step import TrainingStep
-    from convoy.training.trainer.fit import EpochResult
-    from convoy.training.trainer.recipe import TrainingRecipe
-    from convoy.zoo.image_size import ImageSize
 
 
 def train(
     model: options.Model,
     data: given.Data = "synthetic",
     images: given.Images = None,
-    batch: given.Batch = 128,
+    batch: given.Batch = None,
     size: options.Size = None,
     device: options.Device = None,
     weights: options.Weights = None,
     trust: options.Trust = False,
     epochs: given.Epochs = 1,
-    lr: given.Lr = 0.1,
+    lr: given.Lr = None,
+    head: given.Head = None,
     momentum: given.Momentum = 0.9,
     weight_decay: given.WeightDecay = 1e-4,
     amp: given.Amp = None,
@@ -45,20 +35,23 @@ def train(
     stock: given.Stock = False,
     numerics: options.Numerics = "as_torch",
     effort: options.Effort = "quick",
+    tune_s: options.TuneS = None,
     db: options.Db = None,
     checkpoint: given.Checkpoint = None,
     every: given.CheckpointEvery = 0,
     resume: given.Resume = False,
     plan: given.Plan = None,
     save_plan: given.SavePlan = None,
+    output: given.Out = None,
 ) -> None:
     """Train MODEL on labelled images: loss, accuracy and images a second of each epoch. Under torchrun: on all its GPUs."""
+    from convoy.prune import check_weights_path
     from convoy.training.trainer.recipe import TrainingRecipe, with_amp
 
     recipe = TrainingRecipe(
         epochs=epochs,
-        batch=batch,
-        lr=lr,
+        batch=LARGEST_BATCH if batch is None else batch,
+        lr=USUAL_LR if lr is None else lr,
         momentum=momentum,
         weight_decay=weight_decay,
         seed=seed,
@@ -71,12 +64,32 @@ def train(
         resume=resume,
     )
     recipe, wanted = with_amp(recipe, amp), options.image_size(size)
-    settings = options.settings_from(effort=effort, numerics=numerics, db=db)
-    options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan})
+    settings = options.settings_from(effort=effort, numerics=numerics, tune_s=tune_s, db=db)
+    check_choice(head)
+    options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan, "--out": output})
+    if output is not None:
+        check_weights_path(output)
+        check_readable_again(model, output)
+    if checkpoint is not None and checkpoint.exists() and not resume:
+        todo = "Give --resume to go on from it, or name another file."
+        raise InputError("--checkpoint", str(checkpoint), "a file that is not there yet", todo)
 
     with _interruptible(checkpoint, resume=resume), processes(options.pick_device(device)) as place:
-        source = Source(model, weights, data, wanted, images, trust)
-        run(source, recipe, settings, save_plan, *place)  # its tensors are freed before the process group is destroyed
+        source = Source(model, weights, data, wanted, images, trust, head)
+        outputs = Outputs(save_plan, output)
+        chosen = Chosen(batch is not None, lr is not None)
+        run(
+            source, recipe, chosen, settings, outputs, place
+        )  # its tensors are freed before the process group is destroyed
+
+
+def check_readable_again(model: str, output: Path) -> None:
+    """Refuse to write weights that no command could read: an exported program takes no others than its own."""
+    from convoy.zoo.models import is_exported
+
+    if is_exported(model):
+        todo = "A .pt2 has its own weights. Name the model, or FILE.py:FACTORY."
+        raise InputError("--out", str(output), "no file of weights with an exported program", todo)
 
 
 @contextmanager
@@ -115,118 +128,3 @@ def _identity(file: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Source:
-    """The model and the data, as the command names them."""
-
-    model: str
-    weights: str | None
-    data: str
-    size: ImageSize | None
-    images: int | None
-    trust: bool
-
-
-def run(
-    source: Source,
-    recipe: TrainingRecipe,
-    settings: Settings,
-    save_plan: Path | None,
-    where: str,
-    rank: int,
-    count: int,
-) -> None:
-    """Train in one of so many processes, on its own device; the first tells of it.
-
-    Args:
-        source: model and data.
-        recipe: how.
-        settings: of the captured step.
-        save_plan: where to write its plan.
-        where: device word.
-        rank: which process this is.
-        count: how many there are.
-    """
-    from convoy.cli.progress import Bar
-    from convoy.training.trainer.fit import fit
-    from convoy.zoo import load_dataset
-
-    module = options.load(source.model, source.weights, "fp32", where, trust=source.trust)
-    read_for = needs_of(module, source.model, source.size, where)
-    dataset = load_dataset(source.data, "train", limit=source.images, **read_for)
-    test = load_dataset(source.data, "test", limit=source.images, **read_for) if rank == 0 else None
-    trained = distributed(module, where) if count > 1 else module
-
-    def keep(step: TrainingStep) -> None:
-        if save_plan is not None and rank == 0:
-            step.save(save_plan)
-
-    with Bar() as bar:
-        shard = dataset.shard(rank, count)
-        for epoch in fit(trained, shard, recipe, settings=settings, test=test, observer=bar, on_plan=keep):
-            if rank == 0:
-                say(line(epoch))
-
-
-def line(epoch: EpochResult) -> str:
-    """The results of one epoch, in a line."""
-    right = "" if epoch.accuracy is None else f"  accuracy {epoch.accuracy:.2%}"
-    rate = f"  {epoch.images_per_s:.0f} images/s" if epoch.images_per_s else ""
-    return f"epoch {epoch.number}: loss {epoch.loss:.4f}{right}{rate}"
-
-
-def needs_of(module: nn.Module, name: str, size: ImageSize | None, device: str) -> dict[str, Any]:
-    """Arguments for reading a data set: the model's preprocessing, with the requested size, and its number of classes."""
-    from convoy.zoo import preprocessing
-
-    wanted = preprocessing(name)
-    shape = dataclasses.replace(wanted, size=size or wanted.size)
-    return {"preprocessing": shape, "classes": outputs_of(module, shape.size, device)}
-
-
-def outputs_of(module: nn.Module, size: ImageSize, device: str) -> int:
-    """How many classes a classifier tells apart."""
-    import torch
-
-    from convoy.prune.accuracy import class_scores
-    from convoy.zoo.image_size import sides
-
-    module.eval()
-    with torch.no_grad():
-        return class_scores(module(torch.zeros(1, 3, *sides(size), device=device))).shape[1]
-
-
-def distributed(module: nn.Module, device: str) -> nn.Module:
-    """The module inside DistributedDataParallel, on this process's own device."""
-    import torch
-
-    own = [torch.cuda.current_device()] if device == "cuda" else None
-    return torch.nn.parallel.DistributedDataParallel(module, device_ids=own)
-
-
-@contextmanager
-def processes(device: str) -> Generator[tuple[str, int, int]]:
-    """Device word, rank and number of the processes that torchrun started; one alone without it."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count == 1:
-        yield device, 0, 1
-        return
-    import torch
-    import torch.distributed as dist
-
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if device == "cuda":
-        if local >= torch.cuda.device_count():
-            raise InputError("LOCAL_RANK", local, f"one of the {torch.cuda.device_count()} GPUs that there are")
-        torch.cuda.set_device(local)
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
-    try:
-        yield device, dist.get_rank(), dist.get_world_size()
-        # All processes leave together. One that leaves first may reset the connection of one that waits: nothing is lost.
-        with suppress(RuntimeError):
-            dist.barrier()  # pyright: ignore[reportUnknownMemberType] - torch.distributed is untyped
-    finally:
-        gc.collect()  # a DistributedDataParallel that is left to the interpreter's end may abort there
-        dist.destroy_process_group()

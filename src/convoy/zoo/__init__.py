@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from convoy.zoo.check_images import UnreadableImage, check_images
 from convoy.zoo.data_identity import data_tokens
-from convoy.zoo.datasets import Dataset, load_dataset, own_splits
+from convoy.zoo.datasets import Dataset, classes_of, has_test_images, load_dataset, own_splits
 from convoy.zoo.example import Preprocessing, example_args, preprocessing
 from convoy.zoo.head import fit_head
 from convoy.zoo.images import load_images
 from convoy.zoo.models import input_size, load_model, model_names, parse_dtype
 from convoy.zoo.torchvision_import import import_torchvision
+from convoy.zoo.weights import class_names_of
 from convoy.zoo.weights_info import WeightsInfo, read_info
 
 __all__ = [
@@ -18,9 +19,12 @@ __all__ = [
     "UnreadableImage",
     "WeightsInfo",
     "check_images",
+    "class_names_of",
+    "classes_of",
     "data_tokens",
     "example_args",
     "fit_head",
+    "has_test_images",
     "import_torchvision",
     "input_size",
     "load_dataset",

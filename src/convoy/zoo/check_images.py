@@ -60,10 +60,15 @@ def check_images(
             unreadable.append(found)
             continue
         if small:
-            pixels[len(readable)] = torch.from_numpy(found).permute(2, 0, 1)
+            pixels[len(readable)] = torch.from_numpy(found.copy()).permute(2, 0, 1)
         readable.append(index)
     checked = dataset.subset(readable) if unreadable else dataset
     return replace(checked, images=Pixels(pixels[: len(readable)])) if small else checked, tuple(unreadable)
+
+
+def reading_reason(error: InputError) -> str:
+    """What the reader of an image file says, as a phrase."""
+    return error.todo.removeprefix("It says: ").rstrip(".") or f"expected {error.expected}"
 
 
 def _decoded(files: Sequence[Path], size: ImageSize) -> Iterator[np.ndarray | UnreadableImage]:
@@ -71,7 +76,7 @@ def _decoded(files: Sequence[Path], size: ImageSize) -> Iterator[np.ndarray | Un
         try:
             return center_crop(decode(file, str(file)), size)
         except InputError as error:
-            return UnreadableImage(file, error.todo.removeprefix("It says: ") or f"expected {error.expected}")
+            return UnreadableImage(file, reading_reason(error))
 
     with ThreadPoolExecutor(max_workers=WORKERS) as pool:
         for start in range(0, len(files), CHUNK):

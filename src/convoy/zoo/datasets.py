@@ -13,9 +13,19 @@ import torch
 from convoy.errors import InputError, unknown_name
 from convoy.zoo.example import Preprocessing
 from convoy.zoo.image_size import ImageSize
-from convoy.zoo.images import ARRAY_FILES
+from convoy.zoo.images import ARRAY_FILES, image_files
 from convoy.zoo.pixels import Arrays, Chosen, Images, Resized, augmented, kept, normalised, seeded
-from convoy.zoo.sources import SPLITS, Found, cifar10, of_path, places, split_folders, synthetic
+from convoy.zoo.sources import (
+    HELD_OUT,
+    SPLITS,
+    Found,
+    cifar10,
+    class_folders,
+    of_path,
+    places,
+    split_folders,
+    synthetic,
+)
 
 SYNTHETIC: Final = "synthetic"
 CIFAR10: Final = "cifar10"
@@ -182,12 +192,37 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
+def classes_of(source: str, outputs: int) -> tuple[int, tuple[str, ...]]:
+    """How many classes a source has, and their names where it says; no image is decoded.
+
+    Args:
+        source: as `load_dataset` takes it.
+        outputs: of the model: `synthetic` has as many classes.
+
+    Raises:
+        InputError: as `load_dataset`.
+    """
+    found = _opened(source, "train", 1, outputs)
+    return found.classes, found.names
+
+
 def own_splits(source: str) -> bool:
     """Whether a source says itself which images are for testing: all do but a single file and a folder of classes."""
     word, _, rest = source.partition(":")
     if word == CIFAR10:
         return Path(rest).suffix not in ARRAY_FILES
     return word == SYNTHETIC or bool(split_folders(Path(source)))
+
+
+def has_test_images(source: str) -> bool:
+    """Whether a source has images for testing: a folder of classes with fewer than ten images in each holds none out."""
+    path = Path(source)
+    if not path.is_dir():
+        return True
+    own = split_folders(path)
+    if own:
+        return "test" in own
+    return any(len(image_files(path / name)) >= HELD_OUT for name in class_folders(path)) or not class_folders(path)
 
 
 def _is_decoded(images: Images) -> bool:

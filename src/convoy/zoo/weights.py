@@ -118,6 +118,19 @@ def torchvision_default(name: str) -> nn.Module:
         raise InputError("weights", "DEFAULT", _NO_DOWNLOAD, f"{default.url}: {_first_line(error)}") from error
 
 
+def class_names_of(model: str, weights: str | Path | None) -> tuple[str, ...]:
+    """What the outputs of torchvision's DEFAULT weights stand for; empty for other weights and models."""
+    if weights != "DEFAULT":
+        return ()
+    import_torchvision()
+    from torchvision.models import get_model_weights
+
+    try:
+        return tuple(get_model_weights(model).DEFAULT.meta.get("categories", ()))
+    except (AttributeError, ValueError):
+        return ()
+
+
 def timm_default(name: str) -> nn.Module:
     """A timm model with its own pretrained weights, downloaded by timm."""
     import_torchvision()

@@ -16,6 +16,7 @@ from typing import Any, Final
 from convoy.errors import InputError
 from convoy.untrusted import parse_json
 from convoy.zoo.checksummed_file import CHECKPOINT_FORMAT, MOST_HEADER_BYTES, read_metadata, read_values
+from convoy.zoo.data_identity import data_tokens
 from convoy.zoo.image_size import ImageSize, sides
 
 MOST_CLASSES: Final = 100_000
@@ -43,6 +44,10 @@ class WeightsInfo:
     size: ImageSize | None = None
     trained_on: frozenset[str] = frozenset()
     words: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def was_trained_on(self, source: str) -> bool:
+        """Whether the weights were trained on a part of this data set, as far as they know."""
+        return bool(self.trained_on & data_tokens(source))
 
     def to_words(self) -> dict[str, str]:
         """The metadata that `read_info` reads."""

@@ -43,13 +43,16 @@ Finetune = Annotated[
 ]
 Epochs = Annotated[
     int | None,
-    typer.Option("--epochs", help="Passes over that data; by default 1.", rich_help_panel=FINETUNING),
+    typer.Option(
+        "--epochs", help="Passes over that data; by default 1, or as many as make 50 steps.", rich_help_panel=FINETUNING
+    ),
 ]
 Evaluate = Annotated[
     str | None,
     typer.Option(
         "--evaluate",
-        help="Data to measure the accuracy on; by default the part of --finetune that is held out.",
+        help="Data to take the accuracy on; by default the images of --finetune that are held out. Images that are trained on "
+        "are not counted.",
         rich_help_panel=FINETUNING,
     ),
 ]
@@ -60,7 +63,9 @@ Images = Annotated[
 Batch = Annotated[
     int | None,
     typer.Option(
-        "--batch", help="Images in a step, by default 128; with --advise in a call, 1.", rich_help_panel=MODEL
+        "--batch",
+        help="Images in a step, by default 128, or fewer for a small data set; with --advise in a call, 1.",
+        rich_help_panel=MODEL,
     ),
 ]
 Lr = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from convoy.cli.command import CHECKPOINTS, MODEL, TRAINING
+from convoy.cli.command import CHECKPOINTS, MODEL, OUTPUT, TRAINING
 
 Data = Annotated[
     str,
@@ -20,11 +20,33 @@ Data = Annotated[
 Images = Annotated[
     int | None, typer.Option("--images", help="Train on no more images than this.", rich_help_panel=MODEL)
 ]
-Batch = Annotated[int, typer.Option("--batch", help="Images in a step of one process.", rich_help_panel=MODEL)]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        help="Images in a step of one process; by default 128, or fewer so that an epoch has at least eight steps.",
+        rich_help_panel=MODEL,
+    ),
+]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        metavar="fit|keep",
+        help="fit: replace the last layer by one with an output for each class. By default where data with named classes "
+        "have another number of them than the net.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Epochs = Annotated[int, typer.Option("--epochs", help="Passes over the images.", rich_help_panel=TRAINING)]
 Lr = Annotated[
-    float,
-    typer.Option("--lr", help="Learning rate of the first step; it falls to 0.", rich_help_panel=TRAINING),
+    float | None,
+    typer.Option(
+        "--lr",
+        help="Learning rate of the first step; it falls to 0. By default 0.1 for 128 images in an update, in proportion "
+        "for other numbers.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 Momentum = Annotated[float, typer.Option("--momentum", help="Momentum of the optimizer.", rich_help_panel=TRAINING)]
 WeightDecay = Annotated[
@@ -43,7 +65,11 @@ Stock = Annotated[
 ]
 Checkpoint = Annotated[
     Path | None,
-    typer.Option("--checkpoint", help="Write the state to this file after each epoch.", rich_help_panel=CHECKPOINTS),
+    typer.Option(
+        "--checkpoint",
+        help="Write the state to this file after each epoch. A file that is there needs --resume.",
+        rich_help_panel=CHECKPOINTS,
+    ),
 ]
 CheckpointEvery = Annotated[
     int,
@@ -55,7 +81,11 @@ CheckpointEvery = Annotated[
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Continue from the checkpoint if it exists.", rich_help_panel=CHECKPOINTS),
+    typer.Option(
+        "--resume",
+        help="Continue from the checkpoint if it exists, along the rates of the epochs and the lr asked for now.",
+        rich_help_panel=CHECKPOINTS,
+    ),
 ]
 Plan = Annotated[
     Path | None,
@@ -64,4 +94,13 @@ Plan = Annotated[
 SavePlan = Annotated[
     Path | None,
     typer.Option("--save-plan", help="Write the plan to this file.", rich_help_panel=CHECKPOINTS),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="Write the trained weights, with the names of their classes, to this .safetensors file.",
+        rich_help_panel=OUTPUT,
+    ),
 ]

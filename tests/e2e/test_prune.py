@@ -37,7 +37,8 @@ def test_a_small_net_from_its_weights_to_a_file_that_loads(convoy_command: Comma
         "scope": "layer",
         "accuracy_images": "12 of synthetic:12",
     }
-    assert about.keys() == {"accuracy", "accuracy_before"}
+    assert about.keys() == {"accuracy", "accuracy_before", "size"}
+    assert about["size"] == "16x16"
     assert f"fine-tuned {float(about['accuracy']):.2%}" in said
     again = json.loads(convoy_command.works(*SMALL, "--sparsity", "0.6", "--weights", out, "--json"))
     assert [layer["zeros_before"] for layer in again["layers"]] == [108, 24, 9]
@@ -51,7 +52,7 @@ def test_a_small_net_from_its_weights_to_a_file_that_loads(convoy_command: Comma
 
 
 def test_json_has_everything(convoy_command: Command) -> None:
-    words = (*SMALL, "--pattern", "2:4", "--skip", "last", *DATA, "--seed", "3", "--json")
+    words = (*SMALL, "--pattern", "2:4", "--skip", "last", *DATA, "--epochs", "1", "--seed", "3", "--json")
     found = json.loads(convoy_command.works(*words))
     assert (found["pattern"], found["sparsity"], found["scope"]) == ("2:4", 0.5, "layer")
     assert [layer["reason"] for layer in found["layers"]] == [

@@ -26,11 +26,24 @@ DATA = ("--data", "synthetic:48", "--batch", "8", "--size", "12", "--lr", "0.05"
 def test_train_prints_a_line_an_epoch_and_keeps_plan_and_checkpoint(convoy_command: Command, folder: Path) -> None:
     words = ("--save-plan", "trained.plan.json", "--checkpoint", "trained.pt")
     lines = convoy_command.works("train", *NET, *DATA, "--epochs", "2", "--effort", "none", *words).splitlines()
-    assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2"]
-    assert "accuracy" in lines[0]
+    assert lines[:2] == [
+        "48 training and 48 test images, 3 classes",
+        "8 images a step, 6 steps an epoch, learning rate 0.05",
+    ]
+    assert [line.split(":")[0] for line in lines[2:]] == ["epoch 1 of 2", "epoch 2 of 2"]
+    assert "accuracy" in lines[2]
+    assert "  lr 0.0" in lines[2]
     assert plans.load(folder / "trained.plan.json").model == "synthetic:48"
-    again = convoy_command.works("train", *NET, *DATA, "--epochs", "3", "--stock", "--resume", *words[2:])
-    assert [line.split(":")[0] for line in again.splitlines()] == ["epoch 3"]
+    go_on = ("train", *NET, *DATA, "--epochs", "3", "--stock", *words[2:])
+    assert "--checkpoint: got 'trained.pt', expected a file that is not there yet" in convoy_command.refused(*go_on)
+    again = convoy_command.works(*go_on, "--resume").splitlines()
+    assert again[1] == "resumes at epoch 3 of 3, step 0 of 6: 8 images a step, 6 steps an epoch, learning rate 0.0125"
+    assert [line.split(":")[0] for line in again[2:]] == ["epoch 3 of 3"]
+    done = convoy_command.works(*go_on, "--resume", "--out", "trained.safetensors").splitlines()
+    assert done[1:] == [
+        "3 of 3 epochs are done; nothing is left to train (--epochs sets how many)",
+        "weights: trained.safetensors",
+    ]
 
 
 @pytest.mark.slow
@@ -55,7 +68,7 @@ def test_the_command_trains_in_two_processes(folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("epoch")]
-    assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2"]  # by one of them
+    assert [line.split(":")[0] for line in lines] == ["epoch 1 of 2", "epoch 2 of 2"]  # by one of them
 
 
 @pytest.mark.parametrize(
@@ -68,6 +81,8 @@ def test_the_command_trains_in_two_processes(folder: Path) -> None:
         (("--resume",), "checkpoint"),
         (("--checkpoint", "nowhere/net.pt"), "--checkpoint"),
         (("--epochs", "0"), "epochs"),
+        (("--head", "none"), "--head: got 'none', expected fit or keep"),
+        (("--out", "net.pt"), "a file that ends in .safetensors"),
     ],
 )
 def test_wrong_words_are_one_line(convoy_command: Command, words: tuple[str, ...], says: str) -> None:

@@ -41,7 +41,7 @@ RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
     "compare": {"--tune-seconds": "--time-s", "--tune-s": "--time-s", "--timeout": "--timeout-s", "--output": "--out"},
     "study": {"--engines": "--only-engines", "--output": "--out"},
     "scale": {"--timeout": "--timeout-s", "--seconds": "--round-s", "--output": "--out"},
-    "train": {"--clip": "--clip-grad-norm"},
+    "train": {"--clip": "--clip-grad-norm", "--tune-seconds": "--time-s"},
     "prune": {"--output": "--out"},
     "report": {"--output": "--out"},
 }

@@ -77,7 +77,7 @@ def optimize(
     assert result.summary is not None  # only a replayed plan has none
     summary = _with_weights(result.summary, weights)
     files = {name: path for name, path in named.items() if path is not None}
-    _write(result.plan, summary, files)
+    _write(replace(result.plan, weights=weights or ""), summary, files)
     print_summary(summary, {"database": settings.db or default_path(), **files})
 
 

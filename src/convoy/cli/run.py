@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,8 @@ def opened(
         images, data = [Path(data)], None
     if data is None:
         paths = images or []
-        return checked(unlabelled(paths, read_for.preprocessing), bar), ", ".join(map(str, paths))
+        found = replace(unlabelled(paths, read_for.preprocessing), class_names=info.classes)
+        return checked(found, bar), ", ".join(map(str, paths))
     known = info.was_trained_on(data)
     chosen = split or ("test" if own_splits(data) or (known and has_test_images(data)) else "all")
     held_out = "every tenth image of each class; the weights were trained on the others"

@@ -35,7 +35,7 @@ def train(
     stock: given.Stock = False,
     numerics: options.Numerics = "as_torch",
     effort: options.Effort = "quick",
-    tune_s: options.TuneS = None,
+    time_s: options.TimeS = None,
     db: options.Db = None,
     checkpoint: given.Checkpoint = None,
     every: given.CheckpointEvery = 0,
@@ -64,7 +64,7 @@ def train(
         resume=resume,
     )
     recipe, wanted = with_amp(recipe, amp), options.image_size(size)
-    settings = options.settings_from(effort=effort, numerics=numerics, tune_s=tune_s, db=db)
+    settings = options.settings_from(effort=effort, numerics=numerics, time_s=time_s, db=db)
     check_choice(head)
     options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan, "--out": output})
     if output is not None:

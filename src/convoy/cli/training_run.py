@@ -90,18 +90,20 @@ def run(
         shard = opened.training.shard(place.rank, place.count)
         recipe = fitted_recipe(recipe, chosen, len(shard))
         tell = bar.say if first else ignore
-        tell(told_of(opened.training, opened.test))
-        if opened.head:
-            tell(opened.head)
         trained = distributed(module, place.device) if place.count > 1 else module
 
         def keep(step: TrainingStep) -> None:
             if outputs.plan is not None and first:
                 step.save(outputs.plan)
 
+        def begin(start: TrainingStart) -> None:
+            for text in (told_of(opened.training, opened.test), opened.head, start_line(start, recipe)):
+                if text:
+                    tell(text)
+
         epochs = fit(
             trained, shard, recipe, settings=settings, test=opened.test, observer=bar, on_plan=keep,
-            on_start=lambda start: tell(start_line(start, recipe)), about=opened.info.to_words(),
+            on_start=begin, about=opened.info.to_words(),
         )  # fmt: skip
         accuracy: float | None = None
         for epoch in epochs:

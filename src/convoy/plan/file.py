@@ -76,7 +76,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
     data["steps"] = [_step_to_dict(step) for step in plan.steps]
     data["rejected_steps"] = [_step_to_dict(step) for step in plan.rejected_steps]
     data["inputs"], data["notes"] = list(plan.inputs), [storable(note, MAX_TEXT) for note in plan.notes]
-    data["model"] = storable(plan.model, MAX_TEXT)
+    data["model"], data["weights"] = storable(plan.model, MAX_TEXT), storable(plan.weights, MAX_TEXT)
     return {"version": data.pop("version"), **data}
 
 
@@ -114,6 +114,7 @@ def from_dict(data: object) -> Plan:
         baseline=fields.boolean("baseline"),
         notes=tuple(fields.texts("notes", lambda text: len(text) <= MAX_TEXT)),
         border=_border(fields.plain("border")),
+        weights=fields.text("weights", MAX_TEXT) if fields.has("weights") else "",
         predicted=fields.has("predicted") and fields.boolean("predicted"),
         rejected_steps=_steps(fields, "rejected_steps") if fields.has("rejected_steps") else (),
     )

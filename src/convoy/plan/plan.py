@@ -92,6 +92,7 @@ class Plan:
         baseline: True if tuning found nothing faster: the stock module runs.
         notes: fallbacks and refusals, one line each, for the report.
         border: memory format of the graph's 4-D inputs and outputs, by value name, on the caller's side.
+        weights: file of the weights that it was tuned with, as the user wrote it (for people); empty where nobody said.
         predicted: whether a time in `total_us` comes from a model instead of a measurement.
         rejected_steps: the steps that were selected and do not run, because the plan is the baseline; for people.
     """
@@ -110,6 +111,7 @@ class Plan:
     baseline: bool = False
     notes: tuple[str, ...] = field(default=())
     border: dict[str, str] = field(default_factory=dict[str, str])
+    weights: str = ""
     version: int = PLAN_VERSION
     predicted: bool = False
     rejected_steps: tuple[Step, ...] = ()

@@ -110,7 +110,8 @@ def build_program(
     """
     found = digest(captured.graph)
     if plan.graph_digest != found:
-        raise PlanError("plan", plan.graph_digest, f"a plan of this model, digest {found}", "Tune the model again.")
+        todo = f"It was tuned with the weights {plan.weights}: give these, or tune" if plan.weights else "Tune"
+        raise PlanError("plan", plan.graph_digest, f"a plan of this model, digest {found}", f"{todo} the model again.")
     if plan.baseline:
         return Program(plan, captured, None)
     device = torch.device("cuda", torch.cuda.current_device()) if target.device == "cuda" else torch.device("cpu")

@@ -7,6 +7,7 @@ PlanError.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -160,6 +161,25 @@ def _check_border(plan: Plan, graph: Graph) -> None:
             raise PlanError("plan.border", f"{name}: {layout}", expected, _AGAIN)
 
 
+_MASK = re.compile(r":mask=[0-9a-f]{16}")
+"""The part of a problem's key that says where the zeros of its weight lie."""
+
+
+def _check_weights(plan: Plan, step: Step, region: Region) -> None:
+    """Raise PlanError where a step's problem is one of its region but for the zeros of the weight."""
+    if _MASK.sub("", step.problem) not in {_MASK.sub("", problem.key) for problem in region.problems}:
+        return
+    tuned = "the pruned weights" if _MASK.search(step.problem) else "the weights, without zeros,"
+    named = f": {plan.weights}" if plan.weights else ""
+    give = f"Give those (--weights {plan.weights})" if plan.weights else "Load those"
+    raise PlanError(
+        "weights",
+        f"other zeros in {title(step)}",
+        f"{tuned} that the plan was tuned for{named}",
+        f"{give}, or tune again.",
+    )
+
+
 @dataclass(slots=True)
 class _AvailableValues:
     """Values that exist after the steps so far: `NAME` as its step made it, `NAME@LAYOUT` a copy in another layout."""
@@ -181,6 +201,7 @@ class _AvailableValues:
             raise PlanError(f"{where}.kind", step.kind, "region or convert", _AGAIN)
         problem = next((one for one in region.problems if one.key == step.problem), None)
         if problem is None:
+            _check_weights(self.plan, step, region)
             raise PlanError(f"{where}.problem", step.problem, "a problem of its region", _AGAIN)
         if step.layout != problem.layout:
             raise PlanError(f"{where}.layout", step.layout, f"{problem.layout}, the problem's", _AGAIN)

@@ -52,6 +52,7 @@ def compare(
     batches = _batches(batch)
     _check(rounds, effort, timeout_s, {"--seconds": seconds, "--time-s": time_s, "--jobs": jobs})
     _check_dtype(dtype, kind)
+    options.check_database(db)
     names = options.words_of(frameworks or given.ALL) if kind == "compare" else []
 
     from convoy.compare.case import Case

@@ -13,7 +13,7 @@ import typer
 from convoy.cli import options
 from convoy.cli.command import Command, Group
 from convoy.cli.output import say
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 from convoy.untrusted import escape_controls
 
 if TYPE_CHECKING:
@@ -45,6 +45,20 @@ def _open(db: Path | None, *, create: bool) -> Database:
     return database
 
 
+def _check_names(database: Database, *, engine: str, target: str) -> None:
+    """Refuse an engine that is neither Convoy's nor the database's, and a target of which it has no rows."""
+    from convoy.engines.manifest import LISTED_BY, RETIRED, engine_ids
+    from convoy.settings import Settings
+
+    found = database.info()
+    engines = [*engine_ids(Settings().engines), *RETIRED, *found.engine]
+    if engine and engine not in engines:
+        raise unknown_name("engine", engine, dict.fromkeys(engines), LISTED_BY)
+    if target and not any(digest.startswith(target) for digest in found.target):
+        expected = ", ".join(found.target) or "none, for it is empty"
+        raise InputError("target", target, f"a target of this database: {expected}")
+
+
 @app.command(cls=Command)
 def info(db: options.Db = None, as_json: Json = False) -> None:
     """Print the database's path and its contents."""
@@ -65,7 +79,7 @@ def info(db: options.Db = None, as_json: Json = False) -> None:
         )
 
 
-@app.command("list", cls=Command)
+@app.command("list", cls=Command, short_help="List measurements, the fastest first.")
 def list_rows(
     db: options.Db = None,
     problem: Problem = "",
@@ -81,6 +95,7 @@ def list_rows(
 
     most = ROWS_SHOWN if limit is None and not as_json else limit
     with _open(db, create=False) as database:
+        _check_names(database, engine=engine, target=target)
         rows = database.rows(problem=problem, engine=engine, status=status, target=target, limit=most)
         total = database.count(problem=problem, engine=engine, status=status, target=target)
     if as_json:
@@ -124,6 +139,7 @@ def export(
         if problem or engine or status:
             raise InputError("--shipped", "other filters", "--target alone: results are shipped whole")
         with _open(db, create=False) as database:
+            _check_names(database, engine="", target=target)
             paths = database.export_shipped(path, target=target)
         for written in paths:
             say(f"written: {written}")
@@ -132,11 +148,12 @@ def export(
     if path.exists() and not force:
         raise InputError("path", str(path), "a file that is not there yet", "Use --force to overwrite it.")
     with _open(db, create=False) as database:
+        _check_names(database, engine=engine, target=target)
         number = database.export(path, problem=problem, engine=engine, status=status, target=target)
     say(f"{number} rows written to {path}")
 
 
-@app.command("import", cls=Command)
+@app.command("import", cls=Command, short_help="Take in an export.")
 def import_rows(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="An export: .csv or .jsonl, also with .gz.")],
     db: options.Db = None,
@@ -150,7 +167,7 @@ def import_rows(
     _tell(result, path, partial=partial, as_json=as_json)
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, short_help="Take in another database.")
 def merge(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Another database, which is only read.")],
     db: options.Db = None,
@@ -215,6 +232,7 @@ def clear(
     if target:
         check_digest(target)
     with _open(db, create=False) as database:
+        _check_names(database, engine=engine, target=target)
         number = database.count(engine=engine, target=target)
         wanted = {"engine": engine, "target": target}
         what = " and ".join(f"{name} {word}" for name, word in wanted.items() if word) or "everything"

@@ -88,24 +88,33 @@ class FlagNames:
         if variable and (parameter is None or parameter.name not in self._typed):
             return variable
         if parameter is not None:
-            return self.of(parameter)
+            return self.of(self._file(error, values) or parameter)
+        lines = self._lines(error, values)
+        if lines:
+            return lines
         head, field = _parts(error.argument)
         parameter = self._by_word.get(_word(head))
         if parameter is None and isinstance(error, PlanError):
             parameter, field = self._by_word.get("plan"), error.argument
         if parameter is not None:
             return f"{self.of(parameter)} ({field})"
-        return self._by_value(error, values)
+        found = [p for p in self._parameters if str(error.value) in self._given(p, values.get(p.name))]
+        return self.of(found[0]) if len(found) == 1 else None
 
-    def _by_value(self, error: InputError, values: Mapping[str, Any]) -> str | None:
-        """The only parameter that was given the error's value, or the file in which the error's line is."""
-        given = {parameter.name: self._given(parameter, values.get(parameter.name)) for parameter in self._parameters}
+    def _file(self, error: InputError, values: Mapping[str, Any]) -> Any:
+        """The only parameter whose value is the file of the error: two options may name files of one kind."""
+        files = [
+            p for p in self._parameters if isinstance(value := values.get(p.name), Path) and str(value) == error.value
+        ]
+        return files[0] if len(files) == 1 else None
+
+    def _lines(self, error: InputError, values: Mapping[str, Any]) -> str:
+        """For an error that names a place in a file: the option that named the file, and the place."""
         for parameter in self._parameters:
-            for path in given[parameter.name]:
+            for path in self._given(parameter, values.get(parameter.name)):
                 if re.match(rf"({re.escape(path)}|{re.escape(Path(path).name)})(?![\w.])", error.argument):
                     return f"{self.of(parameter)} {error.argument}"
-        found = [parameter for parameter in self._parameters if str(error.value) in given[parameter.name]]
-        return self.of(found[0]) if len(found) == 1 else None
+        return ""
 
     def _given(self, parameter: Any, value: object) -> set[str]:
         """The words that a parameter was given on the command line."""

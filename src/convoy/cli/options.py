@@ -158,7 +158,16 @@ def settings_from(**words: Any) -> Settings:
     for name in ("only_engines", "deny_engines"):
         if name in given:
             given[name] = tuple(words_of(given[name]))
+    check_database(given.get("db"))
     return Settings(**given)
+
+
+def check_database(db: Path | None) -> None:
+    """Refuse a database's path that is a folder or a device, before any work is done."""
+    from convoy.perfdb.location import checked_path
+
+    if db is not None:
+        checked_path(db)
 
 
 def load(model: str, weights: str | None, dtype: str, device: str, *, trust: bool) -> nn.Module:

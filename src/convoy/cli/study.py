@@ -44,6 +44,8 @@ def study(
     again: given.Again = False,
 ) -> None:
     """Measure convolution algorithms over swept layers, say where the winner changes, and learn criteria from it."""
+    from convoy.engines.competition import competing_engines
+
     if seconds < 0:
         raise InputError("--seconds", seconds, "at least 0")
     names, nets, directions = options.words_of(only_engines), options.words_of(strategies), _directions(direction)
@@ -51,6 +53,9 @@ def study(
     settings = options.settings_from(numerics=numerics, effort=effort, only_engines=names or None, db=db)
     options.check_outputs({"--out": output, "--report": report})
     target = options.pick_target(device, dtype)
+    competing_engines(settings)  # raises InputError for names that are none, before the device is claimed
+    for net in nets:
+        options.load(net, None, dtype, target.device, trust=trust)
 
     about = {"dtype": dtype, "numerics": str(settings.numerics)}
     kinds = [partial(_of_kind, **about, direction=word) for word in directions]

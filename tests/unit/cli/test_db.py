@@ -96,7 +96,7 @@ def test_list(db: Path) -> None:
         (("--status", "timeout"), 1),
         (("--problem", "k1000"), 2),
         (("--target", TARGET.digest[:4]), 4),
-        (("--target", "f" * 16), 0),
+        (("--problem", "no such key"), 0),
         (("--limit", "3"), 3),
         (("--engine", "aten", "--status", "ok", "--limit", "1"), 1),
     ],
@@ -177,7 +177,7 @@ def test_clear_asks_first(db: Path) -> None:
     assert "Remove 4 rows (everything)" in done.output
     assert json.loads(run("info", "--db", db, "--json"))["measurements"] == 4
     assert "1 rows removed" in run("clear", "--db", db, "--engine", "gemm", answer="y\n")
-    assert "0 rows removed" in run("clear", "--db", db, "--target", "f" * 16, "--yes")
+    assert "0 rows removed" in run("clear", "--db", db, "--engine", "gemm", "--yes")
     assert "3 rows removed" in run("clear", "--db", db, "--yes")
     assert json.loads(run("list", "--db", db, "--json")) == []
 
@@ -197,6 +197,16 @@ def test_clear_asks_first(db: Path) -> None:
         (("merge", "noise.db"), "noise.db"),
         (("import", "noise.csv"), "noise.csv"),
         (("clear", "--target", "12", "--yes"), "target"),
+        (
+            ("clear", "--target", "f" * 16, "--yes"),
+            "--target: got 'ffffffffffffffff', expected a target of this database",
+        ),
+        (
+            ("clear", "--engine", "atenn", "--yes"),
+            "--engine: got 'atenn', expected one of 63 names. Did you mean aten?",
+        ),
+        (("list", "--engine", "atenn"), "Did you mean aten?"),
+        (("list", "--target", "zz"), "--target: got 'zz', expected a target of this database"),
     ],
 )
 def test_bad_input_is_one_clear_line(

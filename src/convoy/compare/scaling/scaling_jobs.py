@@ -118,7 +118,9 @@ class ScaleRequest:
                 raise unknown_name("--providers", provider, PROVIDERS)
         if self.dtype not in DTYPES:
             raise unknown_name("--dtype", self.dtype, DTYPES)
-        if self.nodes < 1 or not 0 <= self.node_rank < self.nodes:
+        if self.nodes < 1:
+            raise InputError("--nodes", self.nodes, "an integer of at least 1")
+        if not 0 <= self.node_rank < self.nodes:
             raise InputError(
                 "--node-rank", self.node_rank, f"a number from 0 to {self.nodes - 1}: --nodes is {self.nodes}"
             )

@@ -58,6 +58,9 @@ class TrainingRecipe:
             raise InputError("every", self.every, "an integer of at least 0")
         if not 0 < self.lr < float("inf"):
             raise InputError("lr", self.lr, "a positive number")
+        for name in ("momentum", "weight_decay"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(name, getattr(self, name), "a number of at least 0")
         if self.checkpoint is None and (self.resume or self.every):
             raise InputError("checkpoint", None, "a file, with resume or checkpoint-every")
 

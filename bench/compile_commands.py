@@ -15,7 +15,7 @@ HOPPER = ROOT / "src" / "convoy" / "engines" / "hopper"
 def commands() -> list[dict[str, object]]:
     """One entry a kernel and a header: clang's CUDA mode for sm_90a, with the names of `include/editor.cuh` in front."""
     include = HOPPER / "include"
-    files = sorted([*(HOPPER / "kernels").glob("*.cu"), *include.glob("*.cuh")])
+    files = sorted([*(HOPPER / "kernels").glob("*.cu"), *include.rglob("*.cuh")])
     options = [
         "clang++", "-xcuda", "-std=c++17", "--cuda-device-only", "--cuda-gpu-arch=sm_90a", "-nocudainc", "-nocudalib",
         "-fsyntax-only", f"-I{include}", "-include", str(include / "editor.cuh"),

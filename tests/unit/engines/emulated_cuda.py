@@ -71,6 +71,7 @@ def kernel_libraries(folder, device):
             own = folder / str(len(made))
             own.mkdir()
             for name, text in texts.items():
+                (own / name).parent.mkdir(exist_ok=True)
                 (own / name).write_text(text)
             include = [f"-I{path}" for path in (own, device, device.parent)]
             options = [f"-D{macro}" for macro in ("__device__=", "__forceinline__=inline", *macros)] + ["-includecmath"]

@@ -204,7 +204,7 @@ class SwapAbTile:
         return problem.r == problem.s == 3 and set(ones) == {1} and problem.w < self.halo
 
     def parameters(self, problem: ConvProblem) -> dict[str, int]:
-        """The values of `igemm_swap_ab_config.cuh`."""
+        """The values of `igemm/igemm_swap_ab_config.cuh`."""
         fewer, more = REGISTERS[self.consumers, self.blocks]
         epilogue = problem.epilogue
         return {

@@ -94,7 +94,7 @@ class IgemmTile:
         return self.ring_bytes + 16 * self.stages + EXTRA_BYTES
 
     def parameters(self, problem: ConvProblem) -> dict[str, int]:
-        """The values of `igemm_config.cuh`."""
+        """The values of `igemm/igemm_config.cuh`."""
         fewer, more = REGISTERS[self.consumers]
         epilogue = problem.epilogue
         return {

@@ -99,7 +99,7 @@ class IgemmWgradTile:
         return self.stages * (self.stage_bytes + 16) + EXTRA_BYTES
 
     def parameters(self, problem: ConvProblem) -> dict[str, int]:
-        """The values of `igemm_wgrad_config.cuh`."""
+        """The values of `igemm/igemm_wgrad_config.cuh`."""
         fewer, more = REGISTERS[self.consumers, self.blocks]
         return {
             "WARPGROUP_M": self.rows, "TILE_N": self.columns, "PIXELS": self.pixels, "STAGES": self.stages,

@@ -19,7 +19,7 @@ DIVIDING: Final = ("silu", "hardswish", "hardsigmoid", "sigmoid")
 
 INSTRUCTIONS_HEADER: Final = "wgmma_instructions.cuh"
 _CONFIG_SUFFIX: Final = "_config.cuh"
-_INCLUDE: Final = re.compile(r"^#include <([\w.]+)>$", re.MULTILINE)
+_INCLUDE: Final = re.compile(r"^#include <([\w./]+)>$", re.MULTILINE)
 _PARAMETER: Final = re.compile(
     r"^(?P<start>#define |  )(?P<name>[A-Z]\w*)(?P<between> = | )(?P<value>\w+)", re.MULTILINE
 )

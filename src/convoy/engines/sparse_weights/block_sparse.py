@@ -103,7 +103,7 @@ class BlockSparseTile:
         return self.stages * (self.stage_bytes + 16) + _EXTRA_BYTES
 
     def parameters(self, problem: ConvProblem) -> dict[str, int]:
-        """Values of `igemm_swap_ab_config.cuh`; the others keep their defaults."""
+        """Values of `igemm/igemm_swap_ab_config.cuh`; the others keep their defaults."""
         fewer, more = REGISTERS[self.consumers]
         epilogue = problem.epilogue
         return {

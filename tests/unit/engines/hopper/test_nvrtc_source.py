@@ -18,7 +18,7 @@ from convoy.errors import InputError
 
 HERE = Path(convoy.engines.hopper.__file__).parent
 KERNELS = sorted(path.stem for path in (HERE / "kernels").glob("*.cu"))
-SOURCES = sorted([*(HERE / "kernels").glob("*.cu"), *(HERE / "include").glob("*.cuh")])
+SOURCES = sorted([*(HERE / "kernels").glob("*.cu"), *(HERE / "include").rglob("*.cuh")])
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -42,7 +42,7 @@ def test_every_header_is_guarded_and_one_holds_the_parameters(kernel):
 
 
 def test_parameters_take_the_place_of_defaults():
-    header = header_text("igemm_swap_ab_config.cuh")
+    header = header_text("igemm/igemm_swap_ab_config.cuh")
     made = config_header(header, {"TILE_N": 96, "STAGED_STORE": 1})
     assert parameter_defaults(made) == parameter_defaults(header) | {"TILE_N": 96, "STAGED_STORE": 1}
     with pytest.raises(InputError, match="TILE_X"):

@@ -178,7 +178,7 @@ def test_clusters_of_three_lie_in_pairs_unless_two_blocks_fit_beside_each_other(
 
 
 def test_what_the_model_says_is_under_way_is_what_the_kernel_does():
-    source = header_text("igemm_swap_ab_layout.cuh")
+    source = header_text("igemm/igemm_swap_ab_layout.cuh")
     assert "PENDING = PARTS * TILE_N >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1," in source
     small = Sparse24Tile(64, 96, 6, 1, 1)
     assert [replace(small, stages=stages).pending for stages in (3, 4, 5, 6, 12)] == [1, 2, 2, 3, 3]

@@ -14,7 +14,7 @@
 //   warpgroup 0 (copies)      128 threads gather pixels, and arrive LAG iterations later --+--> full[stage] ---> consumers wait
 //                             thread 0 also copies weights --------------------------------+
 //   warpgroups 1..CONSUMERS   wgmma; one iteration later --------------------------------> empty[stage] ---> the copying threads wait
-#include <igemm_swap_ab_half_store.cuh>
+#include <igemm/igemm_swap_ab_half_store.cuh>
 #include <ring.cuh>
 #include <tma.cuh>
 #include <wgmma.cuh>

@@ -20,7 +20,7 @@
 // same filters and different pixels; each copies half of the filters to both, so empty[stage] counts both. SPLIT: the
 // blocks of a cluster share a tile, each with some of the iterations; they exchange their sums through the ring, and
 // each stores a part of the tile. Work items are ordered filters first: those that run at one time share their pixels.
-#include <igemm_epilogue.cuh>
+#include <igemm/igemm_epilogue.cuh>
 #include <wgmma.cuh>
 #include <wgmma_instructions.cuh>
 

@@ -23,11 +23,11 @@
 // image, HALO_PITCH columns each, of which the last ones are padding; pixels beyond its rows make their number a
 // multiple of eight. SPARSE: a block is two sparse products. PLANES: a block is twelve products, body and correction
 // (split_fp32). Parameters: igemm_swap_ab_config.cuh.
-#include <igemm_swap_ab_fp32_store.cuh>
-#include <igemm_swap_ab_producer.cuh>
-#include <igemm_swap_ab_products.cuh>
-#include <igemm_swap_ab_split_store.cuh>
-#include <igemm_swap_ab_staged_store.cuh>
+#include <igemm/igemm_swap_ab_fp32_store.cuh>
+#include <igemm/igemm_swap_ab_producer.cuh>
+#include <igemm/igemm_swap_ab_products.cuh>
+#include <igemm/igemm_swap_ab_split_store.cuh>
+#include <igemm/igemm_swap_ab_staged_store.cuh>
 
 // The kernel's arguments that its parameters decide.
 #if FP32_RESULTS

@@ -19,7 +19,7 @@
 // each with some of the pixels: when all have multiplied, they exchange their sums through the ring
 // (cluster_reduce.cuh), and each stores a part of the tile. With FP32_SHARES, results are fp32 sums of several
 // clusters for one tile, which another kernel adds.
-#include <igemm_wgrad_layout.cuh>
+#include <igemm/igemm_wgrad_layout.cuh>
 #include <lane_transpose.cuh>
 #include <tma.cuh>
 #include <wgmma_instructions.cuh>

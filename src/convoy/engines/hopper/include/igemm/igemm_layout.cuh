@@ -1,6 +1,6 @@
 // igemm.cu: the sizes that the host gives, the layout of shared memory, and where a block's iterations read.
 #pragma once
-#include <igemm_config.cuh>
+#include <igemm/igemm_config.cuh>
 #include <ring.cuh>
 #include <tma.cuh>
 

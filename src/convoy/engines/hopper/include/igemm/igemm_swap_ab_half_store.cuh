@@ -3,7 +3,7 @@
 // A warp has sixteen filters. Of two groups of eight pixels a lane stores, or reads of the residual, eight filters of
 // one pixel.
 #pragma once
-#include <igemm_swap_ab_sums.cuh>
+#include <igemm/igemm_swap_ab_sums.cuh>
 #include <lane_transpose.cuh>
 
 #if !FP32_RESULTS

@@ -1,7 +1,7 @@
 // igemm_swap_ab.cu, results in fp32: each lane stores its own sums, four bytes each; eight lanes have neighbouring
 // filters of one pixel.
 #pragma once
-#include <igemm_swap_ab_layout.cuh>
+#include <igemm/igemm_swap_ab_layout.cuh>
 
 #if FP32_RESULTS
 // Of planes: 1 / s of x, and of every filter of the weight.

@@ -1,6 +1,6 @@
 // igemm_swap_ab.cu: the threads that copy.
 #pragma once
-#include <igemm_swap_ab_layout.cuh>
+#include <igemm/igemm_swap_ab_layout.cuh>
 #include <tma.cuh>
 
 // With a halo: boxes of the pixels of this block's channels.

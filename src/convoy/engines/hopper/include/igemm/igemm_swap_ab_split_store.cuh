@@ -1,6 +1,6 @@
 // igemm_swap_ab.cu with SPLIT: each block adds and stores the items that it owns (cluster_reduce.cuh).
 #pragma once
-#include <igemm_swap_ab_staged_store.cuh>
+#include <igemm/igemm_swap_ab_staged_store.cuh>
 
 #if !FP32_RESULTS
 // Where a lane's residual of an item is, and its result where that is not staged.

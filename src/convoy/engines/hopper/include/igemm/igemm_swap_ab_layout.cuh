@@ -2,7 +2,7 @@
 // tile is.
 #pragma once
 #include <cluster_reduce.cuh>
-#include <igemm_swap_ab_sums.cuh>
+#include <igemm/igemm_swap_ab_sums.cuh>
 #include <ring.cuh>
 #include <wgmma.cuh>
 

@@ -1,6 +1,6 @@
 // igemm_swap_ab.cu: the products of one iteration, and the stages that they release.
 #pragma once
-#include <igemm_swap_ab_layout.cuh>
+#include <igemm/igemm_swap_ab_layout.cuh>
 #include <wgmma_instructions.cuh>
 
 // One arrival a warp: a warp may end its products before the others of its group have begun to wait for the stage.

@@ -2,7 +2,7 @@
 // split, each item is stored by one block, the owner.
 #pragma once
 #include <activation.cuh>
-#include <igemm_layout.cuh>
+#include <igemm/igemm_layout.cuh>
 #include <lane_transpose.cuh>
 
 enum : int {

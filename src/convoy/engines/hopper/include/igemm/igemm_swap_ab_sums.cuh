@@ -1,7 +1,7 @@
 // Kernels whose rows are filters and whose columns are pixels: the types of their values, and how their sums begin.
 #pragma once
 #include <activation.cuh>
-#include <igemm_swap_ab_config.cuh>
+#include <igemm/igemm_swap_ab_config.cuh>
 #include <ptx.cuh>
 
 #if FP32_RESULTS

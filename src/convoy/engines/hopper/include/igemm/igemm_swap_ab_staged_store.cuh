@@ -2,8 +2,8 @@
 // bytes in the 128-byte swizzle, then one tensor copy. A residual arrives by the same way while products run, at the
 // place of the results.
 #pragma once
-#include <igemm_swap_ab_half_store.cuh>
-#include <igemm_swap_ab_layout.cuh>
+#include <igemm/igemm_swap_ab_half_store.cuh>
+#include <igemm/igemm_swap_ab_layout.cuh>
 #include <tma.cuh>
 
 #if STAGED_STORE

@@ -2,7 +2,7 @@
 // computes.
 #pragma once
 #include <cluster_reduce.cuh>
-#include <igemm_wgrad_config.cuh>
+#include <igemm/igemm_wgrad_config.cuh>
 #include <ring.cuh>
 #include <wgmma.cuh>
 

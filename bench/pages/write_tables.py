@@ -25,6 +25,7 @@ from bench.inference.latency_tables import latency_table
 from bench.layers.cpu_layer_tables import cpu_layers_table
 from bench.layers.gpu_layer_tables import gpu_layers_table
 from bench.pages.answers import answers_table, headline
+from bench.pages.papers import PAPERS
 from bench.pruned.pruned_tables import pruned_net_table, pruned_table
 from bench.scaling.scaling_tables import scaling_table
 from bench.shared.rows import Row, preferred_first, rows_of
@@ -80,6 +81,7 @@ def render(page: Path) -> dict[str, str]:
     """Marker name → text, for one page."""
     every = page.name != "README.md"
     return {
+        **{name: write() for name, write in PAPERS.items()},
         "headline": headline(),
         "answers": answers_table(),
         "inference": section("inference", whole_nets, "Whole nets on a GPU", all_devices=every),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench.inference.fair_tables import STALE, fair_table
-from bench.pages import answers
+from bench.pages import answers, papers
 from bench.shared import quiet
 from bench.shared.fair import fair_cases, means, newest_commit
 from bench.shared.timed_code import digest, whole_net_code
@@ -118,3 +118,23 @@ def test_a_row_of_other_code_is_marked_and_is_no_headline(monkeypatch: pytest.Mo
     for rows, words in ((fresh, "**2.00x** as fast"), (stale, "Not measured since the last change")):
         monkeypatch.setattr(answers, "rows_of", lambda _question, rows=rows: [rows])
         assert answers.headline().startswith(words)
+
+
+def test_each_paper_has_its_figures_or_says_that_it_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = papers.RESULTS_PAGE.read_text(encoding="utf-8")
+    for name, write in papers.PAPERS.items():
+        assert f"<!-- results: {name} -->\n{write()}\n<!-- end -->" in page
+    monkeypatch.setattr(papers, "rows_of", lambda _question: [])
+    assert {write() for write in papers.PAPERS.values()} == {papers.NONE}
+
+
+def test_streams_are_held_against_one_stream_of_the_same_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        row(provider, time, "step_ms", subject=net)
+        for net, serial, streams in (("a", 4.0, 2.0), ("b", 2.0, 1.0), ("c", 9.0, 0.0))
+        for provider, time in (("convoy.serial", serial), ("convoy.streams", streams), ("convoy", 0.5))
+        if time
+    ]
+    monkeypatch.setattr(papers, "rows_of", lambda _question: [rows])
+    assert "geometric mean **2.00x**" in papers.streams()
+    assert "| c |" not in papers.streams()

@@ -57,6 +57,11 @@ def backward(loss: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
     cast("Any", loss).backward(gradient)
 
 
+def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is wrapped by a transform of `torch.func`."""
+    return cast("Any", torch._C)._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Each module of a model once, the model itself first, with its path."""
     return cast("Iterator[tuple[str, nn.Module]]", model.named_modules())

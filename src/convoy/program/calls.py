@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.autograd import forward_ad
@@ -19,6 +19,10 @@ Strides = tuple[tuple[int, ...], ...]
 PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 _VALUES: Final = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
+
+# With these types, a checker narrows a value to Any after `isinstance`, not to a container of unknown items.
+_SEQUENCES: Final = cast("tuple[type[Any], ...]", (tuple, list))
+_DICT: Final[type[Any]] = dict
 
 
 class _ByIdentity:
@@ -44,9 +48,9 @@ def _sign(value: Any) -> Any:
         if not is_plain(value):
             return ("other tensor", _ByIdentity(value))
         return ("tensor", tuple(value.shape), value.dtype, value.device)
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, _SEQUENCES):
         return (type(value), *map(_sign, value))
-    if isinstance(value, dict):
+    if isinstance(value, _DICT):
         return (type(value), *((key, _sign(item)) for key, item in value.items()))
     return ("value", type(value), value if isinstance(value, _VALUES) else _ByIdentity(value))
 
@@ -64,10 +68,10 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (tuple, list)):
+    elif isinstance(value, _SEQUENCES):
         for item in value:
             yield from tensors_of(item)
-    elif isinstance(value, dict):
+    elif isinstance(value, _DICT):
         for item in value.values():
             yield from tensors_of(item)
 
@@ -76,10 +80,10 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
     """Nested tuples, lists and dicts with each tensor replaced by the function's result."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, _SEQUENCES):
         items = [map_tensors(function, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
+    if isinstance(value, _DICT):
         made = {key: map_tensors(function, item) for key, item in value.items()}
         return made if type(value) is dict else type(value)(made)
     return value
@@ -196,7 +200,7 @@ def why_modes_forbid(autocast: Autocast | None = None) -> str | None:
         return "the call is inside a transform of torch.func"
     if torch._C._len_torch_dispatch_stack():
         return "a torch dispatch mode is active"
-    if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+    if forward_ad._current_level >= 0:  # pyright: ignore[reportUnknownMemberType] - a private counter without annotation
         return "forward-mode differentiation is active"
     return None
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
 
 from convoy.program.calls import is_plain
+from convoy.typed_torch import is_functorch_wrapped
 
 MOST_ITEMS: Final = 10_000
 """A longer list, dict or set in an attribute is compared by identity, not by its items."""
@@ -18,6 +19,12 @@ DEEPEST: Final = 6
 """Levels of nested lists, dicts, sets and tuples that are looked into."""
 _OWN: Final = frozenset(nn.Module().__dict__) - {"training"}
 """What every module's `__dict__` holds; the dicts among them that matter are compared one by one."""
+
+# With these types, a checker narrows a value to Any after `isinstance`, not to a container of unknown items.
+_DICT: Final[type[Any]] = dict
+_TUPLE: Final[type[Any]] = tuple
+_INDEXED: Final = cast("tuple[type[Any], ...]", (dict, list))
+_CONTAINERS: Final = cast("tuple[type[Any], ...]", (dict, list, set, deque, tuple))
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
@@ -35,14 +42,14 @@ class ModuleContents:
         self.held: list[tuple[Any, Any, torch.Tensor]] = []
         self._seen: set[int] = set()
 
-    def add(self, value: object, path: str, depth: int) -> None:
+    def add(self, value: Any, path: str, depth: int) -> None:
         """Look into a value: a tensor, a module, a container of such; anything else is compared where it is held."""
         if isinstance(value, torch.Tensor):
             self.tensors.append((path, value))
         elif isinstance(value, nn.Module):
             self._add_module(value, path)
-        elif isinstance(value, (dict, list, set, deque, tuple)) and depth < DEEPEST and len(value) <= MOST_ITEMS:  # pyright: ignore[reportUnknownArgumentType]
-            self._add_container(value, path, depth)  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(value, _CONTAINERS) and depth < DEEPEST and len(value) <= MOST_ITEMS:
+            self._add_container(value, path, depth)
 
     def _add_module(self, module: nn.Module, path: str) -> None:
         if self._is_new(module):
@@ -52,30 +59,30 @@ class ModuleContents:
             self.containers.append(own)
             self.paths.append(path)
             for kind in ("_parameters", "_buffers", "_modules"):
-                part = own.get(kind)
-                if isinstance(part, dict):
+                part = cast("Any", own.get(kind))
+                if isinstance(part, _DICT):
                     if part:
-                        self._add_container(part, path, 0)  # pyright: ignore[reportUnknownArgumentType]
+                        self._add_container(part, path, 0)
                     else:
-                        self.empty.append(part)  # pyright: ignore[reportUnknownArgumentType]
+                        self.empty.append(part)
             for name, value in list(own.items()):
                 if name not in _OWN:
                     self._add_item(own, name, value, path, 0)
 
     def _add_container(self, container: Any, path: str, depth: int) -> None:
         if self._is_new(container):
-            if not isinstance(container, tuple):
+            if not isinstance(container, _TUPLE):
                 self.containers.append(container)
                 self.paths.append(path)
             pairs: Iterable[tuple[Any, Any]] = (
-                container.items() if isinstance(container, dict) else enumerate(container)
+                container.items() if isinstance(container, _DICT) else enumerate(container)
             )
             for key, value in list(pairs):
                 self._add_item(container, key, value, path, depth)
 
     def _add_item(self, container: Any, key: Any, value: object, path: str, depth: int) -> None:
-        if isinstance(value, torch.Tensor) and isinstance(container, (dict, list)):
-            self.held.append((container, key, value))  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(value, torch.Tensor) and isinstance(container, _INDEXED):
+            self.held.append((container, key, value))
         self.add(value, joined(path, key), depth + 1)
 
     def _is_new(self, value: object) -> bool:
@@ -86,7 +93,7 @@ class ModuleContents:
 
 def has_pointer(tensor: torch.Tensor) -> bool:
     """Whether a tensor is plain memory, whose address says where its values lie; one that `torch.func` has wrapped is not."""
-    return is_plain(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return is_plain(tensor) and not is_functorch_wrapped(tensor)
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:

@@ -141,7 +141,9 @@ class ModuleState:
                 and sum(map(_VERSION, self._versioned)) == self._sum
                 and self._pointers.unmoved()
             )
-        except Exception:  # an attribute's own __eq__ raised, as a tensor's does: it is another object
+        except (
+            Exception
+        ):  # everything: an attribute's own __eq__ may raise, as a tensor's does; it is then another object
             return False
 
     def _holds_the_same(self) -> bool:
@@ -245,7 +247,7 @@ def _copied(container: Container) -> Container:
 def _is_equal(one: object, other: object) -> bool:
     try:
         return bool(one is other or one == other)
-    except Exception:  # arrays have no one truth value
+    except Exception:  # everything: any class's own __eq__ or __bool__ may raise, as an array's does
         return False
 
 

@@ -59,7 +59,7 @@ class MultiStreamProgram(EagerProgram):
         begun = main.record_event()
         for stream in self._side.values():
             stream.wait_event(begun)
-        events: dict[int, torch.cuda.Event] = {}
+        events: dict[int, torch.Event] = {}
         for index, (step, allocate) in enumerate(self._steps):
             stream = self._side.get(step.step.stream, main)
             with torch.cuda.stream(stream):

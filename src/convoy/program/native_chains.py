@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -150,7 +150,7 @@ def _launch(step: BoundStep, native: Native, at: dict[int, int], keeps: list[obj
             operand.slot = len(at) if slots is None else at[slots[number]]
     keeps += [native, operands, step.executable]
     assert isinstance(step.executable, NativeExecutable)
-    call = ctypes.cast(step.executable.call, ctypes.c_void_p)
+    call = ctypes.cast(cast("Any", step.executable.call), ctypes.c_void_p)
     return _Launch(call, ctypes.addressof(native.settings), operands, len(operands))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -132,7 +132,7 @@ class OptimizedModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The stock module's forward, by the program that fits."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - it is public, but not in __all__
             return self.model(*args, **kwargs)
         cache = self.program_cache
         tensors = tuple(calls.tensors_of((args, kwargs)))
@@ -179,12 +179,23 @@ class OptimizedModule(nn.Module):
         """Load the stock module's state dict; names may begin with `model.`, as a wrapper adds it. Call `refresh` afterwards."""
         return self.model.load_state_dict(stock_names(state_dict, self.model), strict=strict, assign=assign)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         """As a part of a larger module that loads its state dict: rename the entries as `model` expects them."""
         part = {key.removeprefix(prefix): state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
         found = stock_names(part, self.model)
         state_dict.update((f"{prefix}model.{key}", value) for key, value in found.items())
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        cast("Any", super())._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
         """An independent module around a copy of the stock module. The programs are shared."""

@@ -22,7 +22,7 @@ def _dict_version() -> Callable[[dict[Any, Any]], int] | None:
         same = dict_version(probe) == before
         probe["a"] = 2
         return dict_version if same and dict_version(probe) != before else None
-    except Exception:  # a private function may be missing, or raise
+    except Exception:  # everything: the function is private to PyTorch, so it may be missing or raise anything
         return None
 
 

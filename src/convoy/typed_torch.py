@@ -57,6 +57,11 @@ def backward(loss: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
     cast("Any", loss).backward(gradient)
 
 
+def is_functional(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is wrapped for functionalization."""
+    return cast("Any", torch)._is_functional_tensor(tensor)
+
+
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
     """Whether a tensor is wrapped by a transform of `torch.func`."""
     return cast("Any", torch._C)._functorch.is_functorch_wrapped_tensor(tensor)

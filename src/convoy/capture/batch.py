@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -50,7 +50,7 @@ def flatten_batch(batch: tuple[Any, ...]) -> FlatBatch:
 
 def _sign(leaf: Any) -> tuple[Any, ...]:
     if not isinstance(leaf, torch.Tensor):
-        return type(leaf), leaf if isinstance(leaf, PLAIN) else id(leaf)
+        return cast("type[Any]", type(leaf)), leaf if isinstance(leaf, PLAIN) else id(leaf)
     if leaf.is_nested:
         return "nested", leaf.dtype, leaf.device
     return type(leaf), leaf.shape, leaf.dtype, leaf.device, leaf.layout

@@ -9,7 +9,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import fx, nn
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from convoy.errors import CaptureError
+from convoy.typed_torch import named_modules
 
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 _SHARED: Final = (types.ModuleType, logging.Logger, torch.Generator)
@@ -96,7 +97,8 @@ class _SharedTensors(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function; a tensor's deep copy is itself."""
-        return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))
+        copies = cast("Any", torch.Tensor).__deepcopy__
+        return args[0] if func is copies else func(*args, **(kwargs or {}))
 
 
 def _deepcopy(model: nn.Module, made: dict[int, Any]) -> nn.Module:
@@ -118,7 +120,7 @@ def _put_hooks_back(model: nn.Module, twin: nn.Module) -> None:
 
     `GraphModule.__deepcopy__` leaves both out. An exported program checks its inputs' sizes in such a hook.
     """
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         kept = {kind: vars(module).get(kind) for kind in _FORWARD_HOOKS}
         if not isinstance(module, fx.GraphModule) or not any(kept.values()):
             continue
@@ -184,7 +186,7 @@ def _computed(model: nn.Module) -> Iterator[torch.Tensor]:
 def _stand_ins(model: nn.Module) -> dict[int, Any]:
     """In the place of attributes that cannot be copied: new locks; loggers, Python modules and process groups as they are."""
     made: dict[int, Any] = {}
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         for attribute, value in vars(module).items():
             if isinstance(value, _LOCKS):
                 made[id(value)] = type(value)() if isinstance(value, _LOCKS[1]) else threading.Lock()
@@ -208,14 +210,14 @@ def _alias(parameter: nn.Parameter) -> nn.Parameter:
 def _check_separate(model: nn.Module, twin: nn.Module) -> None:
     """Refuse a copy that holds modules or buffers of its original, as a `__deepcopy__` of the user's may make it."""
     own = {id(module) for module in model.modules()}
-    for name, module in twin.named_modules():
+    for name, module in named_modules(twin):
         if id(module) in own:
             raise CaptureError(f"the model cannot be copied for tuning: {name or 'it'} copies itself as itself")
     held = {place: name for name, tensor in model.named_buffers() if (place := _place(tensor)) is not None}
     for name, tensor in twin.named_buffers():
         if _place(tensor) in held:
             raise CaptureError(f"the model cannot be copied for tuning: the copy shares the buffer {name}")
-    for (name, module), other in zip(model.named_modules(), twin.modules(), strict=False):
+    for (name, module), other in zip(named_modules(model), twin.modules(), strict=False):
         for attribute, value in vars(other).items():
             if value is not None and _holds_original(value, own):
                 raise CaptureError(

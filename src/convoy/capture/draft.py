@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 
@@ -91,7 +92,8 @@ def spec_of(tensor: torch.Tensor, name: str) -> TensorSpec:
     Raises:
         CaptureError: a shape that depends on data, a sparse or quantised tensor, or a dtype without a name here.
     """
-    if not all(isinstance(side, int) for side in tensor.shape):
+    sides = cast("Sequence[object]", tensor.shape)  # those of a fake tensor may be symbols
+    if not all(isinstance(side, int) for side in sides):
         raise CaptureError(f"the shape of {name} depends on data: {tuple(tensor.shape)}")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype not in _DTYPE_NAMES:
         expected = ", ".join(DTYPES)

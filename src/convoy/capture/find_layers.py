@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from convoy.capture.export import evaluation_mode
+from convoy.typed_torch import named_modules
 
 FoundModule = tuple[str, nn.Module, tuple[torch.Tensor, ...]]
 """(qualified name, module, example arguments)."""
@@ -29,7 +30,7 @@ def find_modules(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         (qualified name, module, its arguments) for each; arguments in the memory format in which they came.
     """
     called: dict[str, list[torch.Tensor]] = {}
-    layers = {name: m for name, m in model.named_modules() if name and isinstance(m, (nn.Conv2d, nn.Linear))}
+    layers = {name: m for name, m in named_modules(model) if name and isinstance(m, (nn.Conv2d, nn.Linear))}
     handles = [layer.register_forward_pre_hook(_listener(name, called)) for name, layer in layers.items()]
     try:
         with evaluation_mode(model), torch.no_grad():

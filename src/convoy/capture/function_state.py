@@ -6,10 +6,12 @@ import dis
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
+
+from convoy.narrowing import is_dict, is_tuple
 
 MOST: Final = 1000
 """Values that are watched at most, and items of a collection that are compared."""
@@ -111,7 +113,7 @@ class FunctionState:
 
     def _walk_object(self, value: Any, name: str, depth: int) -> None:
         """An object that is called, or that a function reads attributes of: those attributes that some code here names."""
-        kind = type(value)
+        kind = cast("type[Any]", type(value))
         if kind.__module__.partition(".")[0] in _LIBRARIES:
             return
         call = kind.__dict__.get("__call__")
@@ -122,7 +124,7 @@ class FunctionState:
             if isinstance(method, types.FunctionType):
                 self._walk(method, attribute, depth + 1)
         held = getattr(value, "__dict__", None)
-        if isinstance(held, dict):
+        if is_dict(held):
             for attribute in self._names & held.keys():
                 read = functools.partial(held.get, attribute, _MISSING)
                 write = functools.partial(held.__setitem__, attribute)
@@ -131,11 +133,11 @@ class FunctionState:
     def _walk_collection(self, value: Any, name: str, depth: int) -> None:
         if len(value) > MOST:
             return
-        if not isinstance(value, tuple):
+        if not is_tuple(value):
             self._collections.append(
                 (value, type(value)(value) if type(value) in (list, dict, set) else list(value), name)
             )
-        for item in list(value.values()) if isinstance(value, dict) else list(value):
+        for item in list(value.values()) if is_dict(value) else list(value):
             self._walk(item, name, depth + 1)
 
     def _add(self, read: Callable[[], object], write: Callable[[object], None], name: str, depth: int) -> None:
@@ -177,7 +179,7 @@ def _same(one: object, other: object) -> bool:
 def _equal_collections(live: Any, kept: Any) -> bool:
     if len(live) != len(kept):
         return False
-    if isinstance(live, dict):
+    if is_dict(live):
         return all(_same(live.get(key, _MISSING), value) for key, value in kept.items())
     if isinstance(live, set):
         return live == set(kept)

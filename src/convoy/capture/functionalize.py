@@ -8,7 +8,7 @@ in evaluation mode, flatten, dropout that drops nothing. Programs of such calls 
 from __future__ import annotations
 
 import operator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import fx
@@ -62,7 +62,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             of outputs, then hold; its module and the outputs' names do not.
     """
     if not _is_simple(program):
-        return program.run_decompositions({})
+        return cast("Any", program).run_decompositions({})
     graph = program.graph
     place = {node: index for index, node in enumerate(graph.nodes)}
     for node in place:
@@ -85,7 +85,8 @@ def _is_simple(program: ExportedProgram) -> bool:
             return False
         operand = node.args[0] if isinstance(node.args[0], fx.Node) else node
         if node.target in _MAY_SHARE:
-            viewed.add(maker.get(operand, operand))
+            owner = maker.get(operand)
+            viewed.add(operand if owner is None else owner)
         elif node.target not in _IN_PLACE:
             maker[node] = node
         elif operand in maker and maker[operand] not in viewed and _keeps_dtype(node):

@@ -18,6 +18,7 @@ from convoy.capture.passes.recognise_layers import recognise_layers
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.errors import CaptureError
 from convoy.graph.verify import verify
+from convoy.narrowing import is_tuple
 
 PASSES = (
     remove_identities,
@@ -54,7 +55,7 @@ def capture_with_original(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> tuple[Captured, Captured]:
     """`capture_inference`, and the same computation before any pass: its operators and constants are the model's own."""
-    if not isinstance(args, tuple):
+    if not is_tuple(args):
         raise CaptureError(f"args: got a {type(args).__name__}, expected a tuple of the model's arguments")
     named = dict(kwargs or {})
     program = export_inference(model, args, named)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -118,7 +118,7 @@ def _trace(step: TracedStep) -> Joint:
         # The tracer runs operators on the real tensors, and PyTorch's kernel may crash.
         guard = GroupNormGuard() if step.device.type == "cpu" else nullcontext()
         with guard, quiet(), torch.enable_grad(), torch.autocast(step.device.type, enabled=False):
-            traced, signature = aot_export_module(step, step.leaves, trace_joint=True, output_loss_index=0)
+            made = aot_export_module(step, step.leaves, trace_joint=True, output_loss_index=0)
     except (CaptureError, InputError, UnliftedError):
         raise
     except Exception as error:  # the tracer runs the user's forward: anything may come out of it
@@ -131,6 +131,7 @@ def _trace(step: TracedStep) -> Joint:
         raise kind(f"the training step cannot be traced: {type(error).__name__}: {words}") from error
     finally:
         step.check_python_state()
+    traced, signature = cast("fx.GraphModule", made[0]), made[1]
     if signature.user_inputs_to_mutate or signature.parameters_to_mutate:
         changed = [names.get(name, name) for name in signature.parameters_to_mutate.values()]
         changed += ["the batch"] * bool(signature.user_inputs_to_mutate)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from convoy.errors import InputError
+from convoy.narrowing import is_list, is_mapping, is_tuple
 
 
 class LossModule(nn.Module):
@@ -35,10 +36,10 @@ class LossModule(nn.Module):
         Args:
             copied: copies a module; model and loss are copied together, for they may share parts.
         """
-        is_module = isinstance(self.loss_fn, nn.Module)
-        parts = copied(nn.ModuleList([self.model, self.loss_fn] if is_module else [self.model]))
+        modules = [part for part in (self.model, self.loss_fn) if isinstance(part, nn.Module)]
+        parts = copied(nn.ModuleList(modules))
         assert isinstance(parts, nn.ModuleList)
-        loss_fn = parts[1] if is_module else self.loss_fn
+        loss_fn = parts[1] if len(modules) > 1 else self.loss_fn
         return LossModule(parts[0], loss_fn, self.amp, scaled=self.scaled)
 
     def forward(self, x: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
@@ -51,7 +52,7 @@ class LossModule(nn.Module):
         device = next((t.device.type for t in self.model.parameters()), "cpu")
         context = torch.autocast(device, self.amp) if self.amp is not None else contextlib.nullcontext()
         with context:
-            loss = self.loss_fn(call_model(self.model, x), *targets)
+            loss = cast("object", self.loss_fn(call_model(self.model, x), *targets))
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise InputError("loss_fn", shape, "one number: a tensor of one element", "Reduce it, with .mean() say.")
@@ -70,11 +71,11 @@ def model_arguments(model: nn.Module, x: Any) -> tuple[Sequence[Any], Mapping[st
     A tuple is `model(*x)` and a mapping `model(**x)`, where the signature of `model.forward` takes them so, else `model(x)`.
     A list, which is what PyTorch's collate function makes of tuples, is `model(x)` where that is possible, else `model(*x)`.
     """
-    if isinstance(x, tuple) and _takes(model, x, {}):
+    if is_tuple(x) and _takes(model, x, {}):
         return x, {}
-    if isinstance(x, Mapping) and all(isinstance(key, str) for key in x) and _takes(model, (), x):
+    if is_mapping(x) and all(isinstance(key, str) for key in x) and _takes(model, (), x):
         return (), x
-    if isinstance(x, list) and not _takes(model, (x,), {}):
+    if is_list(x) and not _takes(model, (x,), {}):
         return x, {}
     return (x,), {}
 

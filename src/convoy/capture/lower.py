@@ -55,11 +55,13 @@ class _Lowering(NodeLowering):
                 self.call(node)
             elif node.op not in ("placeholder", "output"):
                 raise CaptureError(f"the exported program holds {node.format_node()}, which a graph cannot hold")
-        call = self.program.call_spec
+        nesting = self.program.call_spec
+        assert nesting.in_spec is not None
+        assert nesting.out_spec is not None
         results = self._outputs(next(node for node in nodes if node.op == "output"))
-        arguments = Structure(call.in_spec, leaves, plain=plain and all(leaf is None for leaf in leaves))
+        arguments = Structure(nesting.in_spec, leaves, plain=plain and all(leaf is None for leaf in leaves))
         return Lowered(
-            self.draft, arguments, Structure(call.out_spec, results), tuple(self.overwritten), tuple(self.strides)
+            self.draft, arguments, Structure(nesting.out_spec, results), tuple(self.overwritten), tuple(self.strides)
         )
 
     def _inputs(self, placeholders: list[tuple[fx.Node, Any]]) -> list[Leaf]:
@@ -113,6 +115,7 @@ class _Lowering(NodeLowering):
             else:
                 leaves.append(self._output(value))
                 if leaves[-1] is None:
+                    assert isinstance(value, fx.Node)
                     self.strides.append(_strides_of(value))
         return leaves
 

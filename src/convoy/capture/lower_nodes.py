@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import fx
@@ -16,6 +16,7 @@ from convoy.capture.structure import ConstantLeaf
 from convoy.engines.torch_operators import resolve
 from convoy.errors import CaptureError, InputError
 from convoy.graph.ir import Arg, Node, Ref, Symbol
+from convoy.narrowing import is_sequence
 
 _MEMORY_FORMATS = {
     torch.contiguous_format: "memory_format.nchw",
@@ -82,19 +83,23 @@ class NodeLowering:
             return
         if is_bookkeeping(node):
             return
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        target, operation = str(node.target), node.target
+        if not isinstance(operation, torch._ops.OpOverload) or operation.namespace != "aten":
             raise CaptureError(f"the model calls {target}, which is no ATen operator")
         try:
-            resolve(str(target))
+            resolve(target)
         except InputError as error:
             raise CaptureError(f"the model calls {target}: expected {error.expected}") from error
         name = self.draft.unique(self.namer.name(node))
         outputs = self._results(node, name)
         kwargs = tuple(
-            (k, self._arg(v)) for k, v in node.kwargs.items() if v is not None and k not in _NEEDLESS_KEYWORDS
+            (k, self._arg(v))
+            for k, v in cast("dict[str, Any]", node.kwargs).items()
+            if v is not None and k not in _NEEDLESS_KEYWORDS
         )
-        self.draft.nodes.append(Node(name, str(target), tuple(map(self._arg, node.args)), kwargs, outputs))
+        self.draft.nodes.append(
+            Node(name, target, tuple(map(self._arg, cast("tuple[Any, ...]", node.args))), kwargs, outputs)
+        )
 
     def _results(self, node: fx.Node, name: str) -> tuple[str, ...]:
         """Define what a call makes. An output that is no tensor has the empty name: nothing may read it."""
@@ -103,7 +108,7 @@ class NodeLowering:
             self.draft.specs[name] = spec_of(value, name)
             self.found[node] = name
             return (name,)
-        if not isinstance(value, (list, tuple)):
+        if not is_sequence(value):
             raise CaptureError(f"{name} makes a {type(value).__name__}, which depends on data ({node.target})")
         names: list[str] = []
         for index, part in enumerate(value):
@@ -128,7 +133,7 @@ class NodeLowering:
     def _arg(self, arg: Any) -> Arg:
         if isinstance(arg, fx.Node):
             return self._used(arg)
-        if isinstance(arg, (list, tuple)):
+        if is_sequence(arg):
             return tuple(self._arg(item) for item in arg)
         if isinstance(arg, torch.dtype):
             return Symbol(f"dtype.{dtype_name(arg)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any, cast
 
 from torch import fx
 
@@ -46,7 +47,7 @@ class ModulePathNames:
 
 def path_of(node: fx.Node) -> str:
     """Path of the module that made a call; empty for the model itself or where the exporter lost it."""
-    stack = node.meta.get("nn_module_stack") or {}
+    stack = cast("dict[str, tuple[str, Any]]", node.meta.get("nn_module_stack") or {})
     path = str(next(reversed(stack.values()))[0]) if stack else ""
     return re.sub(r"@\d+", "", path)
 

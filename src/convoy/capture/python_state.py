@@ -6,16 +6,17 @@ import contextlib
 import random
 import sys
 from collections.abc import Generator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
 
 from convoy.capture.tensor_substitution import is_ordinary
 from convoy.errors import CaptureError
+from convoy.narrowing import is_dict, is_sequence
 
 _PLAIN: Final = (int, float, bool, str, type(None))
-_CONTAINERS: Final = (list, dict, set)
+_CONTAINERS: Final = cast("tuple[type[Any], ...]", (list, dict, set))
 _OWN: Final = frozenset({"_parameters", "_buffers", "_modules"})
 
 
@@ -70,15 +71,15 @@ class PythonState:
 
 def _is_torchs(module: nn.Module) -> bool:
     """Whether what a module stores is torch's affair: an LSTM's list of weights, or a weight that `weight_norm` computes."""
-    return type(module).__module__.startswith("torch.nn.") or bool(module._forward_pre_hooks)
+    return type(module).__module__.startswith("torch.nn.") or bool(vars(module)["_forward_pre_hooks"])
 
 
 def _holds_traced(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return not is_ordinary(value)
-    if isinstance(value, dict):
+    if is_dict(value):
         return any(isinstance(item, torch.Tensor) and not is_ordinary(item) for item in value.values())
-    if isinstance(value, (list, tuple)):
+    if is_sequence(value):
         return any(isinstance(item, torch.Tensor) and not is_ordinary(item) for item in value)
     return False
 

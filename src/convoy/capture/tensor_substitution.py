@@ -10,6 +10,9 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 
+from convoy.narrowing import is_dict
+from convoy.typed_torch import is_functional, is_functorch_wrapped
+
 
 class TensorSubstitution(TorchFunctionMode):
     """While active, every call of a torch function gets other tensors in the place of some.
@@ -50,7 +53,7 @@ class TensorSubstitution(TorchFunctionMode):
             return found
         if type(value) in (tuple, list):
             return type(value)(map(self._swap, value))
-        if type(value) is dict:
+        if is_dict(value) and type(value) is dict:
             return {key: self._swap(item) for key, item in value.items()}
         return value
 
@@ -59,4 +62,4 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
     """Whether a tensor has data of its own: none of a tracer's."""
     if isinstance(tensor, (FakeTensor, FunctionalTensor)):
         return False
-    return not torch._is_functional_tensor(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not is_functional(tensor) and not is_functorch_wrapped(tensor)

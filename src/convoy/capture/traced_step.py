@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -94,7 +94,7 @@ class TracedStep(nn.Module):
         # In a list, so that its modules are none of this module's.
         self._copy = [module.rebuilt(partial(copy_around, tensors=shared))]
         by_held = {id(getattr(self, slot)): slot for slot in self.names}
-        self._places = [
+        self._places: list[tuple[dict[str, Any], str, str]] = [
             (part, key, by_held[id(value)])
             for inner in self._copy[0].modules()
             for part in (inner._parameters, inner._buffers)
@@ -119,12 +119,12 @@ class TracedStep(nn.Module):
         self._unlifted.clear()
         traced: dict[str, torch.Tensor] = {slot: getattr(self, slot) for slot in self.names}
         if self._apart:
-            traced = {slot: _OwnGradient.apply(t) if t.requires_grad else t for slot, t in traced.items()}
+            traced = {slot: cast("Any", _OwnGradient).apply(t) if t.requires_grad else t for slot, t in traced.items()}
         substitution = TensorSubstitution({key: traced[slot] for key, slot in self._slots.items()}, self._note)
         with self._placed(traced), substitution, _no_foreign_hooks(), self._python.watched():
             try:
                 made = self._copy[0](*self._batch.rebuild(leaves))
-            except Exception as error:
+            except Exception as error:  # everything: the user's forward may fail because of the stand-ins that it got
                 if self._unlifted:
                     raise UnliftedError([tensor for tensor, _ in self._unlifted.values()]) from error
                 raise
@@ -138,11 +138,11 @@ class TracedStep(nn.Module):
         """Names of the parameters that the loss does not depend on, by a run on fake tensors."""
         slots = {name: slot for slot, name in self.names.items()}
         with FakeTensorMode() as mode, torch.enable_grad():
-            fakes = {slot: mode.from_tensor(getattr(self, slot)) for slot in self.names}
+            fakes: dict[str, torch.Tensor] = {slot: mode.from_tensor(getattr(self, slot)) for slot in self.names}
             leaves = [mode.from_tensor(leaf) for leaf in self.leaves]
             loss = torch.func.functional_call(self, fakes, tuple(leaves))[0]
             wanted = [fakes[slots[name]] for name in self.learned]
-            found = torch.autograd.grad(loss, wanted, allow_unused=True)
+            found = cast("Sequence[torch.Tensor | None]", torch.autograd.grad(loss, wanted, allow_unused=True))
         return [name for name, gradient in zip(self.learned, found, strict=True) if gradient is None]
 
     def check_python_state(self) -> None:
@@ -198,7 +198,9 @@ class _OwnGradient(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - torch declares *grad_outputs
+        _: Any, gradient: torch.Tensor
+    ) -> torch.Tensor:
         """A copy of the gradient."""
         return gradient.clone()
 

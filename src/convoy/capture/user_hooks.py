@@ -7,6 +7,8 @@ from typing import Final
 from torch import nn
 from torch.nn.modules import module as nn_module
 
+from convoy.typed_torch import named_modules
+
 _TORCHS_OWN: Final = ("torch.nn.utils.", "torch.nn.modules.", "torch.export.", "torch._export.", "convoy.zoo.pt2.")
 """Modules of hooks that are captured with the model: they compute weights, or check the shapes of arguments."""
 
@@ -25,7 +27,7 @@ def user_hook(model: nn.Module, *, backward: bool = False) -> str:
         backward: whether hooks of the backward pass count too.
     """
     kinds = _FORWARD | _BACKWARD if backward else _FORWARD
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         what = own_user_hook(module, backward=backward)
         if what:
             return f"{name or 'the model'} ({type(module).__name__}) has a {what}"
@@ -37,7 +39,8 @@ def user_hook(model: nn.Module, *, backward: bool = False) -> str:
 def own_user_hook(module: nn.Module, *, backward: bool = False) -> str:
     """The kind of the first such hook of this module alone; empty where it has none."""
     for kind, what in (_FORWARD | _BACKWARD if backward else _FORWARD).items():
-        if any(map(_is_foreign, (vars(module).get(kind) or {}).values())):
+        hooks: dict[int, object] = vars(module).get(kind) or {}
+        if any(map(_is_foreign, hooks.values())):
             return what
     return ""
 

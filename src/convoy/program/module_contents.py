@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, Final, cast
 
 import torch
@@ -74,10 +73,8 @@ class ModuleContents:
             if not isinstance(container, _TUPLE):
                 self.containers.append(container)
                 self.paths.append(path)
-            pairs: Iterable[tuple[Any, Any]] = (
-                container.items() if isinstance(container, _DICT) else enumerate(container)
-            )
-            for key, value in list(pairs):
+            pairs = container.items() if isinstance(container, _DICT) else enumerate(container)
+            for key, value in cast("list[tuple[Any, Any]]", list(pairs)):
                 self._add_item(container, key, value, path, depth)
 
     def _add_item(self, container: Any, key: Any, value: object, path: str, depth: int) -> None:

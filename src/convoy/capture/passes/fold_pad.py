@@ -51,9 +51,10 @@ def _padded(node: Node, x: str, pad_h: int, pad_w: int) -> Node:
 
 def _symmetric_pad(draft: Draft, node: Node) -> tuple[str, int, int] | None:
     """(x, pad_h, pad_w) of a node that pads the two last sides of a 4-D value with zeros, alike on both ends."""
-    if node.op not in ("aten.constant_pad_nd.default", "aten.pad.default") or not isinstance(node.args[0], Ref):
+    x = node.args[0]
+    if node.op not in ("aten.constant_pad_nd.default", "aten.pad.default") or not isinstance(x, Ref):
         return None
-    x, sizes, *rest = node.args
+    sizes, *rest = node.args[1:]
     given = dict(zip(("mode", "value") if node.op == "aten.pad.default" else ("value",), rest, strict=False))
     given |= dict(node.kwargs)
     if given.get("mode", "constant") != "constant" or given.get("value") not in (None, 0):

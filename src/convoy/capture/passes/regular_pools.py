@@ -44,10 +44,10 @@ def _rewritten(draft: Draft, node: Node) -> Node:
 
 def _window(draft: Draft, wide: str, narrow: str) -> tuple[int, int] | None:
     """Height and width of each window; None where they are not all alike."""
-    shapes = [draft.specs[name].shape if name else () for name in (wide, narrow)]
-    if any(len(shape) != 4 for shape in shapes):
+    large, small = (draft.specs[name].shape if name else () for name in (wide, narrow))
+    if len(large) != 4 or len(small) != 4:
         return None
-    (height, width), (rows, columns) = (shape[2:] for shape in shapes)
+    height, width, rows, columns = *large[2:], *small[2:]
     if not rows or not columns or height % rows or width % columns or not height or not width:
         return None
     return height // rows, width // columns

@@ -40,8 +40,10 @@ class Structure:
         self._spec = spec
         self._leaves = tuple(leaves)
         self._plain = plain
-        positions = pytree.tree_unflatten(range(len(self._leaves)), spec)[1] if plain else {}
-        self._names: list[str] = sorted(positions, key=positions.__getitem__)
+        positions: dict[str, int] = (
+            pytree.tree_unflatten(range(len(self._leaves)), spec)[1] if plain else dict[str, int]()
+        )
+        self._names = sorted(positions, key=positions.__getitem__)
         self._count = len(self._leaves) - len(self._names)
         self._single = spec.is_leaf() and list(leaves) == [None]
 

@@ -31,7 +31,7 @@ class ForwardSignature:
             self._signature: inspect.Signature | None = inspect.signature(forward)
         except (TypeError, ValueError):  # some functions in C have no signature
             self._signature = None
-        parameters = self._signature.parameters if self._signature else {}
+        parameters: Mapping[str, Parameter] = self._signature.parameters if self._signature else dict[str, Parameter]()
         self._order = {name: index for index, name in enumerate(parameters)}
         self._names = tuple(name for name, parameter in parameters.items() if parameter.kind in _BY_POSITION)
 

@@ -76,9 +76,7 @@ NOT_CLEAN_YET: dict[str, int] = {
 WORDS = re.compile(rf"(?<![\w./-])({'|'.join(RETIRED_WORDS)})(?![\w/-]|\.\w)", re.IGNORECASE)
 RIGHT = re.compile("|".join(ALLOWED))
 
-SAME_NAMES: dict[str, str] = {
-    "CudaSource": "not renamed yet",
-}
+SAME_NAMES: dict[str, str] = {}
 """Class names that stand more than once → why they are one meaning, or cannot differ."""
 
 

@@ -105,7 +105,7 @@ class Command(TyperCommand):
                     formatter.write_dl(records)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A command that has commands; for an unknown one it suggests the nearest."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -26,14 +26,14 @@ from convoy.cli import (
     train,
 )
 from convoy.cli import run as run_command
-from convoy.cli.command import Command, Group
+from convoy.cli.command import Command, CommandGroup
 from convoy.cli.flag_names import FlagNames, UsageError
 from convoy.cli.output import say
 from convoy.errors import ConvoyError
 
 app = typer.Typer(
     name="convoy",
-    cls=Group,
+    cls=CommandGroup,
     help="Makes convolutional networks run faster on the machine they are on, and says why.",
     no_args_is_help=True,
     add_completion=False,

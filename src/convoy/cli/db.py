@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from convoy.cli import options
-from convoy.cli.command import Command, Group
+from convoy.cli.command import Command, CommandGroup
 from convoy.cli.output import say
 from convoy.errors import InputError, unknown_name
 from convoy.untrusted import escape_controls
@@ -19,7 +19,9 @@ from convoy.untrusted import escape_controls
 if TYPE_CHECKING:
     from convoy.perfdb import Database, ImportResult, Measurement
 
-app = typer.Typer(help="Look after the performance database.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
+app = typer.Typer(
+    help="Look after the performance database.", no_args_is_help=True, cls=CommandGroup, rich_markup_mode=None
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Problem = Annotated[str, typer.Option("--problem", help="Only problems whose key contains this.")]

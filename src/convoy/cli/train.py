@@ -10,7 +10,7 @@ from convoy.cli import interrupt, options
 from convoy.cli.command_options import train_options as given
 from convoy.cli.head import check_choice
 from convoy.cli.labelled_data import LARGEST_BATCH
-from convoy.cli.training_run import USUAL_LR, Chosen, Outputs, Source, processes, run
+from convoy.cli.training_run import USUAL_LR, GivenOptions, Outputs, Source, processes, run
 from convoy.errors import InputError
 
 
@@ -77,7 +77,7 @@ def train(
     with _interruptible(checkpoint, resume=resume), processes(options.pick_device(device)) as place:
         source = Source(model, weights, data, wanted, images, trust, head)
         outputs = Outputs(save_plan, output)
-        chosen = Chosen(batch is not None, lr is not None)
+        chosen = GivenOptions(batch is not None, lr is not None)
         run(
             source, recipe, chosen, settings, outputs, place
         )  # its tensors are freed before the process group is destroyed

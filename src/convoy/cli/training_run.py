@@ -52,7 +52,7 @@ class Outputs:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Chosen:
+class GivenOptions:
     """Whether the user chose batch and learning rate; what was not chosen is fitted to the number of images."""
 
     batch: bool
@@ -69,7 +69,7 @@ class Place:
 
 
 def run(
-    source: Source, recipe: TrainingRecipe, chosen: Chosen, settings: Settings, outputs: Outputs, place: Place
+    source: Source, recipe: TrainingRecipe, chosen: GivenOptions, settings: Settings, outputs: Outputs, place: Place
 ) -> None:
     """Train in one of so many processes, on its own device; the first tells of it.
 
@@ -172,7 +172,7 @@ def checked_by_all(images: Dataset, place: Place, bar: Bar) -> Dataset:
     return images if len(readable) == len(images) else images.subset(readable)
 
 
-def fitted_recipe(recipe: TrainingRecipe, chosen: Chosen, images: int) -> TrainingRecipe:
+def fitted_recipe(recipe: TrainingRecipe, chosen: GivenOptions, images: int) -> TrainingRecipe:
     """The recipe, with batch and learning rate fitted to so many images of one process where the user chose none."""
     batch = recipe.batch if chosen.batch else fitting_batch(images)
     lr = recipe.lr if chosen.lr else USUAL_LR * batch * recipe.accumulate / LARGEST_BATCH

@@ -14,7 +14,7 @@ from convoy.errors import InputError, unknown_name
 from convoy.zoo.example import Preprocessing
 from convoy.zoo.image_size import ImageSize
 from convoy.zoo.images import ARRAY_FILES, image_files
-from convoy.zoo.pixels import Arrays, Chosen, Images, Resized, augmented, kept, normalised, seeded
+from convoy.zoo.pixels import Arrays, Images, ImageSubset, Resized, augmented, kept, normalised, seeded
 from convoy.zoo.sources import (
     HELD_OUT,
     SPLITS,
@@ -110,7 +110,7 @@ class Dataset:
         chosen = list(indices)
         files = tuple(self.files[index] for index in chosen) if self.files else ()
         labels = self.labels[torch.tensor(chosen, dtype=torch.int64)]
-        return replace(self, images=Chosen(self.images, chosen), labels=labels, files=files)
+        return replace(self, images=ImageSubset(self.images, chosen), labels=labels, files=files)
 
     def image_name(self, index: int) -> str:
         """The file of an image, or its number in the source."""

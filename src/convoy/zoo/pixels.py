@@ -106,7 +106,7 @@ class Resized:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ImageSubset:
     """Some images of others."""
 
     images: Images

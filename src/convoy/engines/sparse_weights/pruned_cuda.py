@@ -20,7 +20,7 @@ from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, pointer
 from convoy.engines.sparse_weights.codegen.cuda_writer import ELEMENT
-from convoy.engines.sparse_weights.codegen.emit_cuda import ACTIVATIONS, CudaSource, emit
+from convoy.engines.sparse_weights.codegen.emit_cuda import ACTIVATIONS, GeneratedCuda, emit
 from convoy.engines.sparse_weights.codegen.kernel_ir import MaskKernel, verify
 from convoy.engines.sparse_weights.codegen.link_cubins import compile_units, unlinked
 from convoy.engines.sparse_weights.codegen.lower_mask import Cut, positions, walk
@@ -53,7 +53,7 @@ class Written:
     layout: PlaneLayout
     kernel: MaskKernel
     places: NDArray[np.int64]
-    source: CudaSource
+    source: GeneratedCuda
 
 
 def write(problem: ConvProblem, config: GeneratedTile, values: Sequence[float] | None = None) -> Written:

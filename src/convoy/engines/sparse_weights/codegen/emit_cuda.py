@@ -31,7 +31,7 @@ ACTIVATIONS: Final = ("none", "relu", "relu6")
 
 
 @dataclass(frozen=True, slots=True)
-class CudaSource:
+class GeneratedCuda:
     """The kernel of a layer.
 
     Attributes:
@@ -64,7 +64,7 @@ def emit(
     activation: str,
     shared_bytes: int,
     values: Sequence[float] | None = None,
-) -> CudaSource:
+) -> GeneratedCuda:
     """The CUDA C code of a kernel.
 
     Args:
@@ -90,7 +90,7 @@ def emit(
     bodies = [f"{bodies[0]}\n{main}"] if len(bodies) == 1 else [*bodies, main]
     held = [step for group in writer.steps for step in group] if values is None else []
     packed = [[*range(step.first, step.after), *[-1] * (step.floats - step.after + step.first)] for step in held]
-    return CudaSource(
+    return GeneratedCuda(
         f"{head}\n", tuple(bodies), "convolve", writer.tiles * len(kernel.groups), writer.threads, writer.shared_bytes,
         4 * FOUR if writer.fours else 1, tuple(place for step in packed for place in step),
     )  # fmt: skip

@@ -68,7 +68,6 @@ NOT_CLEAN_YET: dict[str, int] = {
     "engines": 3,
     "engines/triton": 4,
     "pipeline": 1,
-    "report": 2,
     "zoo": 2,
 }
 """Folder of `src/convoy`, or page → retired words that are left."""

@@ -46,14 +46,14 @@ def report(
         for line in changes.lines():
             say(line)
         if output is not None:
-            write_sheet(difference_sheet(changes, found[0], found[1]), output)
+            write_sheet(difference_sheet(changes, found[0], found[1], (str(runs[0]), str(runs[1]))), output)
         if changes.regressions:
             raise typer.Exit(REGRESSED)
         return
     from convoy.compare.runs.run_page import sheet_of
     from convoy.report.sheet import print_sheet, write_sheet
 
-    sheet = sheet_of(found)
+    sheet = sheet_of(found, [str(path) for path in runs])
     print_sheet(sheet)
     if output is not None:
         write_sheet(sheet, output)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from convoy.compare.layer_kinds import KINDS
 from convoy.compare.runs.rows import Figure, Row, by_time, questions
 from convoy.compare.runs.runfile import Run
-from convoy.report.roofline import roofline
+from convoy.report.drawing import for_widths
+from convoy.report.roofline import roofline_figure
 from convoy.report.sheet import Card, Cell, Part, Section, Table
 from convoy.report.timeline import timeline_chart
 from convoy.schedule.timeline import Span
@@ -70,6 +72,7 @@ def frameworks_table(rows: Sequence[Row]) -> Table:
         tuple(tuple(own[at] for at in kept) for own in lines),
         numbers=tuple(at for at, head in enumerate(heads) if head not in words),
         page_only=tuple(at for at, head in enumerate(heads) if head in FRAMEWORK_PAGE),
+        under=heads.index("setting, or why not"),
     )
 
 
@@ -155,7 +158,7 @@ def _kinds(rows: Sequence[Row]) -> Section | None:
 def _roofline(rows: Sequence[Row]) -> Section | None:
     for row in rows:
         if row.detail.get("layers") and row.detail.get("peaks"):
-            drawn = roofline(row.detail["layers"], row.detail["peaks"], row.dtype)
+            drawn = roofline_figure(row.detail["layers"], row.detail["peaks"], row.dtype)
             if drawn:
                 return Section(f"Roofline: {row.label()}, {row.provider}", pictures=(drawn,))
     return None
@@ -168,6 +171,8 @@ def _timeline(rows: Sequence[Row]) -> Section | None:
         if spans:
             about = "Convoy's steps as they ran, launched one by one; the critical path in its own colour."
             return Section(
-                f"Timeline: {row.label()}, {row.provider}", about=(about,), pictures=(timeline_chart(spans),)
+                f"Timeline: {row.label()}, {row.provider}",
+                about=(about,),
+                pictures=(for_widths(partial(timeline_chart, spans)),),
             )
     return None

@@ -6,9 +6,9 @@ from html import escape
 from itertools import pairwise
 from typing import Final
 
+from convoy.report.drawing import WIDE, open_svg, shortened, text
 from convoy.report.summary import LayerSummary, Summary
 
-COLUMNS: Final = 3
 MOST: Final = 30
 """Layers drawn, the heaviest."""
 
@@ -16,19 +16,23 @@ _WIDTH, _HEIGHT = 280, 150
 _LEFT, _TOP, _RIGHT, _BOTTOM = 44, 26, 266, 122
 
 
-def break_even_chart(summary: Summary) -> str:
-    """A plot for each layer that an engine which skips zeros was measured on; empty where there is none."""
+def break_even_chart(summary: Summary, width: int = WIDE) -> str:
+    """A plot for each layer that an engine which skips zeros was measured on; empty where there is none.
+
+    Args:
+        summary: the result.
+        width: pixels; so many plots stand side by side as fit.
+    """
     layers = [layer for layer in summary.layers if len(layer.curve) > 1]
     layers = sorted(layers, key=lambda layer: -layer.median_us)[:MOST]
     if not layers:
         return ""
-    rows = -(-len(layers) // COLUMNS)
+    columns = max(1, width // _WIDTH)
     title = "Time over the share of zeros in each layer's input"
-    box = f"0 0 {COLUMNS * _WIDTH + 40} {rows * _HEIGHT}"
-    parts = [f'<svg viewBox="{box}" role="img" aria-label="{title}"><title>{title}</title>']
+    parts = [open_svg(width, -(-len(layers) // columns) * _HEIGHT, title)]
     for index, layer in enumerate(layers):
-        x, y = index % COLUMNS * (_WIDTH + 20), index // COLUMNS * _HEIGHT
-        parts.append(f'<g transform="translate({x} {y})">{_plot(layer)}</g>')
+        x, y = index % columns * (width / columns), index // columns * _HEIGHT
+        parts.append(f'<g transform="translate({x:g} {y})">{_plot(layer)}</g>')
     return "".join([*parts, "</svg>"])
 
 
@@ -82,7 +86,7 @@ def _plot(layer: LayerSummary) -> str:
     says = "never faster" if pays is None else f"faster from {pays:.0f} % {kind.replace('_', ' ')} on"
     parts = [
         f"<title>{escape(layer.name)}: {says}</title>",
-        f'<text x="{_LEFT}" y="16">{escape(layer.name[:30])}</text>',
+        text(_LEFT, 16, shortened(layer.name, 30)),
         f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>',
         f'<polyline class="skipping" points="{line}"/>',
     ]
@@ -90,7 +94,7 @@ def _plot(layer: LayerSummary) -> str:
     if dense is not None:
         _, level = at(0, dense)
         parts.append(f'<line class="level" x1="{_LEFT}" x2="{_RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>')
-        parts.append(f'<text class="small" x="{_LEFT - 4}" y="{level + 4:.1f}" text-anchor="end">{dense:.0f}</text>')
+        parts.append(text(_LEFT - 4, level + 4, f"{dense:.0f}", "small", "end"))
     share = getattr(layer, kind)
     if share is not None:
         here, _ = at(100 * share, 0)
@@ -98,5 +102,5 @@ def _plot(layer: LayerSummary) -> str:
     for tick, anchor in ((0, "start"), (50, "middle"), (100, "end")):
         x, _ = at(tick, 0)
         unit = f"% {kind.replace('_', ' ')}" if tick == 50 else "%"
-        parts.append(f'<text class="small" x="{x:.1f}" y="{_BOTTOM + 16}" text-anchor="{anchor}">{tick} {unit}</text>')
+        parts.append(text(x, _BOTTOM + 16, f"{tick} {unit}", "small", anchor))
     return "".join(parts)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from convoy.plan.describe import shapes, sum_text, time_text, total_text
 from convoy.report.break_even import break_even_chart
-from convoy.report.charts import times_chart
-from convoy.report.roofline import roofline
+from convoy.report.charts import times_figure
+from convoy.report.drawing import for_widths
+from convoy.report.roofline import roofline_figure
 from convoy.report.summary import Summary
 from convoy.report.tables import candidate_text, headlines, runner_up, speedup, table_notes
 from convoy.report.timeline import timeline_chart
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 
@@ -40,16 +46,16 @@ def render(summary: Summary) -> str:
         "total_text": total_text,
         "sum_text": sum_text,
         "table_notes": table_notes(summary),
-        "times": times_chart(summary),
-        "roofline": roofline([asdict(layer) for layer in summary.layers], summary.peaks, summary.dtype),
-        "break_even": break_even_chart(summary),
-        "timeline": timeline_chart(summary.timeline),
+        "times": times_figure(summary),
+        "roofline": roofline_figure([asdict(layer) for layer in summary.layers], summary.peaks, summary.dtype),
+        "break_even": for_widths(partial(break_even_chart, summary)),
+        "timeline": for_widths(partial(timeline_chart, summary.timeline)),
     }
     return page("report.html", values)
 
 
-def page(template: str, values: Mapping[str, Any]) -> str:
-    """A template with the page's style and script, and the policy that lets in no others."""
+def page(template: str, values: Mapping[str, Any], styles: Sequence[str] = ("report.css",)) -> str:
+    """A template with the page's styles and script, and the policy that lets in no others."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -59,13 +65,32 @@ def page(template: str, values: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = breakable  # pyright: ignore[reportUnknownMemberType]
+    environment.filters["prose"] = prose  # pyright: ignore[reportUnknownMemberType]
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
-    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    style = "".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in styles)
     policy = (
         f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     return environment.get_template(template).render(values, script=script, style=style, policy=policy)
+
+
+def breakable(name: str) -> Markup:
+    """A layer's name or an engine's knobs as HTML that may break behind `+`, `.`, `_`, `,` and `=`."""
+    from markupsafe import Markup, escape
+
+    return Markup("<wbr>").join(escape(part) for part in re.findall(r"[^+._,=]*[+._,=]|[^+._,=]+", name))
+
+
+def prose(words: str) -> Markup:
+    """A sentence as HTML: what stands in backticks is set as code."""
+    from markupsafe import Markup, escape
+
+    parts = re.split(r"`([^`]+)`", words)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if index % 2 else escape(part) for index, part in enumerate(parts)
+    )
 
 
 def digest(text: str) -> str:

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from convoy.report.html import digest
+from convoy.report.html import page
 from convoy.report.tables import console, print_table
 from convoy.untrusted import escape_controls
-
-_TEMPLATES: Final = Path(__file__).parent / "templates"
 
 SERIES: Final = 9
 """Colours that the style has for parts of a bar."""
@@ -74,6 +72,7 @@ class Table:
         caption: of the table.
         numbers: columns that are set to the right.
         page_only: columns that the terminal leaves out.
+        under: a column of long texts, which the page sets under each row, over the table's whole width.
     """
 
     heads: tuple[str, ...]
@@ -81,6 +80,12 @@ class Table:
     caption: str = ""
     numbers: tuple[int, ...] = ()
     page_only: tuple[int, ...] = ()
+    under: int | None = None
+
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """The columns that the page sets side by side."""
+        return tuple(index for index in range(len(self.heads)) if index != self.under)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,7 @@ class Sheet:
         cards: the figures that are read first.
         sections: the rest.
         manifests: for each run, (name, value) pairs for the foot.
+        parts: the pages of several runs, one after another, each with a title of its own.
     """
 
     title: str
@@ -132,6 +138,7 @@ class Sheet:
     cards: tuple[Card, ...] = ()
     sections: tuple[Section, ...] = ()
     manifests: tuple[tuple[tuple[str, str], ...], ...] = field(default_factory=tuple)
+    parts: tuple[Sheet, ...] = ()
 
 
 def write_sheet(sheet: Sheet, path: Path) -> None:
@@ -143,29 +150,14 @@ def write_sheet(sheet: Sheet, path: Path) -> None:
 
 def render_sheet(sheet: Sheet) -> str:
     """The page as text: no network, strings escaped, a policy that lets in its own style and script alone."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
-    style = "".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in ("report.css", "sheet.css"))
-    values: dict[str, Any] = {
-        "sheet": sheet,
-        "script": script,
-        "style": style,
-        "policy": f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
-    }
-    return environment.get_template("sheet.html").render(values)
+    return page("sheet.html", {"sheet": sheet}, ("report.css", "sheet.css"))
 
 
 def print_sheet(sheet: Sheet) -> None:
     """The same for the terminal: text and tables; sections and tables that are for the page alone are left out."""
+    for part in sheet.parts:
+        console().print(f"\n== {_plain(part.title)} ==", markup=False, soft_wrap=True)
+        print_sheet(part)
     for section in sheet.sections:
         tables = [(table, shown) for table in section.tables if (shown := _on_terminal(table))]
         if not (tables or section.terminal or section.lines):

@@ -7,16 +7,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from convoy.engines.activation_sparsity import SparsityShares
+from convoy.report.drawing import LINE, WIDE, for_widths, name_lines, open_svg, text
 from convoy.report.html import page
 
 HEADINGS = ("layer", "x", "zeros %", "p10", "p90", "dead channels %", "dead tiles %", "dead blocks %")
 
-_ROW, _LABEL, _WIDTH = 26, 260, 880
+_ROW, _LABEL = 34, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,31 +103,47 @@ def write_sparsity_html(found: Sparsity, path: Path) -> None:
     """Write it as a page of its own, whole or not at all."""
     from convoy.plan.file import write_text
 
-    values: Mapping[str, Any] = {"found": found, "headings": HEADINGS, "chart": zeros_chart(found)}
+    values: Mapping[str, Any] = {"found": found, "headings": HEADINGS, "chart": for_widths(partial(zeros_chart, found))}
     write_text(path, page("sparsity.html", values), "report")
 
 
-def zeros_chart(found: Sparsity) -> str:
-    """A bar of the mean for each layer, a line from the 10th to the 90th percentile, and a bar of dead channels."""
-    room, height = _WIDTH - _LABEL - 60, 40 + len(found.layers) * _ROW
-    title = "Share of zeros in the input of each convolution"
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{title}"><title>{title}</title>']
+def zeros_chart(found: Sparsity, width: int = WIDE) -> str:
+    """A bar of the mean for each layer, a line from the 10th to the 90th percentile, and a bar of dead channels.
+
+    In a chart of `width` pixels that is narrow the layers' names stand over the bars.
+    """
+    beside = width >= WIDE
+    left = _LABEL if beside else 4
+    most = width - left - 30
+    row = _ROW if beside else _ROW + 2 * LINE
+    height = 40 + len(found.layers) * row
+    parts = [open_svg(width, height, "Share of zeros in the input of each convolution")]
     for tick in range(0, 101, 25):
-        at = _LABEL + room * tick / 100
-        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="20" y2="{height - 16}"/>')
-        parts.append(f'<text class="small" x="{at:.1f}" y="14" text-anchor="middle">{tick} %</text>')
+        at = left + most * tick / 100
+        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="20" y2="{height - 10}"/>')
+        parts.append(text(at, 14, f"{tick} %", "small", "start" if tick == 0 else "middle"))
     for index, layer in enumerate(found.layers):
-        top = 24 + index * _ROW
-        mean, low, high = (room * share for share in (layer.zeros, layer.p10, layer.p90))
-        parts.append(f'<text x="{_LABEL - 8}" y="{top + 13}" text-anchor="end">{escape(layer.name[:36])}</text>')
-        parts.append(f'<rect class="after" x="{_LABEL}" y="{top}" width="{mean:.1f}" height="11" rx="2">')
-        parts.append(
-            f"<title>{escape(layer.name)}: {layer.zeros:.1%} zeros, {layer.p10:.1%} to {layer.p90:.1%}</title></rect>"
-        )
-        parts.append(
-            f'<line class="roof" x1="{_LABEL + low:.1f}" x2="{_LABEL + high:.1f}" y1="{top + 5.5}" y2="{top + 5.5}"/>'
-        )
-        dead = room * layer.dead_channels
-        parts.append(f'<rect class="before" x="{_LABEL}" y="{top + 13}" width="{dead:.1f}" height="5" rx="1">')
-        parts.append(f"<title>{escape(layer.name)}: {layer.dead_channels:.1%} dead channels</title></rect>")
+        parts += _bars(layer, 26 + index * row, left, most)
     return "".join([*parts, "</svg>"])
+
+
+def _bars(layer: LayerSparsity, top: float, left: float, most: float) -> list[str]:
+    beside = left >= _LABEL
+    lines = name_lines(layer.name, 36)
+    first = top + 11 + (0 if len(lines) > 1 or not beside else LINE / 2)
+    x, anchor = (left - 8, "end") if beside else (left, "start")
+    parts = [text(x, first + LINE * index, line, anchor=anchor) for index, line in enumerate(lines)]
+    top = top + 4 if beside else top + LINE * len(lines) + 4
+    mean, low, high = (most * share for share in (layer.zeros, layer.p10, layer.p90))
+    said = escape(f"{layer.name}: {layer.zeros:.1%} zeros, {layer.p10:.1%} to {layer.p90:.1%}")
+    parts.append(
+        f'<rect class="after" x="{left}" y="{top}" width="{mean:.1f}" height="12" rx="2"><title>{said}</title></rect>'
+    )
+    span = f'x1="{left + low:.1f}" x2="{left + high:.1f}" y1="{top + 6}" y2="{top + 6}"'
+    parts.append(f'<line class="roof" {span}/>')
+    said = escape(f"{layer.name}: {layer.dead_channels:.1%} dead channels")
+    dead = most * layer.dead_channels
+    parts.append(
+        f'<rect class="before" x="{left}" y="{top + 14}" width="{dead:.1f}" height="6" rx="1"><title>{said}</title></rect>'
+    )
+    return parts

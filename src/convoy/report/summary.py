@@ -150,7 +150,7 @@ class Summary:
         memory: memory of the plan.
         selection: how it was chosen.
         layers: the steps.
-        peaks: measured ceilings of the device: `bytes_per_s`, and FLOP/s by dtype; empty where there was no room to measure them.
+        peaks: measured ceilings of the device: `bytes_per_s`, and FLOP/s by dtype; empty without enough memory to measure them.
         notes: every fallback and refusal that concerns the whole net, a line each.
         versions: Convoy's version and the protocol's id.
         date: ISO 8601, UTC.

@@ -6,7 +6,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from convoy.report.curves import COLOURS, DASHES, HEIGHT, WIDTH, Scale, Series, curves_chart, short, y_ticks
+from convoy.report.curves import COLOURS, DASHES, HEIGHT, Scale, Series, curves_chart, short, spread_apart, y_ticks
+from convoy.report.drawing import LINE, NARROW, WIDE
 
 LINES = [
     Series("gemm", ((16, 1.0), (32, 2.0), (64, 4.0), (128, 80.0))),
@@ -15,15 +16,15 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("log_x", "log_y"), [(True, True), (False, False)])
-def test_it_is_one_well_formed_picture_with_all_points_inside(log_x: bool, log_y: bool) -> None:
-    svg = curves_chart("Time <of> a layer", "channels", "us", LINES, log_x=log_x, log_y=log_y)
+@pytest.mark.parametrize(("log_x", "log_y", "width"), [(True, True, WIDE), (False, False, NARROW)])
+def test_it_is_one_well_formed_picture_with_all_points_inside(log_x: bool, log_y: bool, width: int) -> None:
+    svg = curves_chart("Time <of> a layer", "channels", "us", LINES, log_x=log_x, log_y=log_y, width=width)
     root = ET.fromstring(svg)
     assert root.get("aria-label") == "Time <of> a layer"
     circles = list(root.iter("circle"))
     assert len(circles) == 6  # the dashed line has none
     for circle in circles:
-        assert 0 < float(circle.get("cx", "")) < WIDTH
+        assert 0 < float(circle.get("cx", "")) < width
         assert 0 < float(circle.get("cy", "")) < HEIGHT
     assert "style" not in svg
     titles = [t.text for c in circles for t in c]
@@ -33,9 +34,15 @@ def test_it_is_one_well_formed_picture_with_all_points_inside(log_x: bool, log_y
 
 
 def test_names_at_the_ends_do_not_cover_each_other() -> None:
-    svg = curves_chart("t", "x", "y", [Series(f"s{i}", ((1, 5.0), (2, 5.0 + i / 1000))) for i in range(9)])
+    # The last lines end at the axis: their names must not stand under the picture.
+    series = [Series(f"s{i}", ((1, 5.0), (2, 5.0 if i < 5 else 0.001 * i))) for i in range(9)]
+    svg = curves_chart("t", "x", "y", series)
     heights = sorted(float(y) for y in re.findall(r'<rect x="\d+" y="([\d.]+)"', svg))
-    assert min(b - a for a, b in itertools.pairwise(heights)) > 14.9
+    assert len(heights) == 9
+    assert min(b - a for a, b in itertools.pairwise(heights)) > LINE - 0.2
+    assert heights[-1] < HEIGHT - LINE
+    assert spread_apart([1.0, 2.0, 90.0], 50.0) == [1.0, 16.0, 50.0]
+    assert spread_apart([48.0, 49.0, 50.0], 50.0) == [20.0, 35.0, 50.0]
 
 
 def test_nothing_to_draw_is_no_picture() -> None:

@@ -21,34 +21,40 @@ TITLES: Final = {
 }
 
 
-def sheet_of(runs: Sequence[Run]) -> Sheet:
-    """One page for some runs, in their order."""
-    cards: list[Card] = []
-    sections: list[Section] = []
-    for run in runs:
-        try:
-            found, own = _KINDS[run.kind](run)
-        except InputError:
-            raise
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as error:
-            expected = "rows whose `detail` is as docs/how-to/compare.md has it"
-            raise InputError("run", f"{type(error).__name__}: {error}", expected) from error
-        cards += found
-        sections += own
-    subjects = dict.fromkeys(row.subject for run in runs for row in run.rows if run.kind != "study")
-    kinds = dict.fromkeys(TITLES[run.kind] for run in runs)
-    title = (next(iter(kinds)) if len(kinds) == 1 else "Runs") + (f": {', '.join(subjects)}" if subjects else "")
-    devices = dict.fromkeys(str(run.manifest.get("target", {}).get("name", "")) for run in runs)
-    warnings = [note for run in runs for note in run.manifest.get("notes", [])]
-    if warnings:
-        sections.insert(0, Section("What you should know", tuple(dict.fromkeys(warnings))))
-    return Sheet(
-        title,
-        "on " + ", ".join(filter(None, devices)),
-        tuple(cards[:8]),
-        tuple(sections),
-        tuple(foot(run) for run in runs),
+def sheet_of(runs: Sequence[Run], names: Sequence[str] = ()) -> Sheet:
+    """One page for some runs, in their order.
+
+    Args:
+        runs: one or more.
+        names: their files, as many; several runs without names are numbered.
+
+    Raises:
+        InputError: a row's detail is not as its kind of run has it.
+    """
+    if len(runs) == 1:
+        return _sheet(runs[0], "")
+    parts = tuple(
+        _sheet(run, name)
+        for run, name in zip(runs, names or [f"run {n}" for n in range(1, len(runs) + 1)], strict=True)
     )
+    return Sheet(f"{len(runs)} runs", parts=parts)
+
+
+def _sheet(run: Run, name: str) -> Sheet:
+    """The page of one run, with its name in the title if it has one."""
+    try:
+        cards, sections = _KINDS[run.kind](run)
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as error:
+        expected = "rows whose `detail` is as docs/how-to/compare.md has it"
+        raise InputError("run", f"{type(error).__name__}: {error}", expected) from error
+    subjects = ", ".join(dict.fromkeys(row.subject for row in run.rows if run.kind != "study"))
+    title = ": ".join(filter(None, (name, TITLES[run.kind], subjects)))
+    notes = tuple(dict.fromkeys(run.manifest.get("notes", [])))
+    about = [Section("What you should know", notes)] if notes else []
+    device = str(run.manifest.get("target", {}).get("name", ""))
+    return Sheet(title, f"on {device}" if device else "", tuple(cards[:8]), (*about, *sections), (foot(run, name),))
 
 
 def _study(run: Run) -> tuple[list[Card], list[Section]]:
@@ -82,8 +88,8 @@ _KINDS: Final[dict[str, Callable[[Run], tuple[list[Card], list[Section]]]]] = {
 }
 
 
-def foot(run: Run) -> tuple[tuple[str, str], ...]:
-    """The manifest, name by name."""
+def foot(run: Run, name: str = "") -> tuple[tuple[str, str], ...]:
+    """The manifest, entry by entry, with the name of the run's file if it has one."""
     manifest = run.manifest
     target: Mapping[str, Any] = manifest.get("target", {})
     clocks: Mapping[str, Any] = manifest.get("clocks", {})
@@ -98,7 +104,7 @@ def foot(run: Run) -> tuple[tuple[str, str], ...]:
         ("protocol", str(manifest.get("protocol", ""))),
         ("request", _pairs(manifest.get("request", {}))),
     ]
-    return tuple(found)
+    return (("file", name), *found) if name else tuple(found)
 
 
 def _pairs(words: Mapping[str, Any]) -> str:

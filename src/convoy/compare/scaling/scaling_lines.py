@@ -8,7 +8,7 @@ from typing import Final
 
 from convoy.compare.runs.rows import Figure, Row
 from convoy.compare.scaling.scaling_jobs import BASELINE_KEPT
-from convoy.report.curves import Series, curves_chart
+from convoy.report.curves import Series, curves_figure
 from convoy.report.sheet import Card, Cell, Part, Section, Table, table_of
 
 HEADS: Final = (
@@ -155,9 +155,9 @@ def charts(rows: Sequence[Row]) -> list[str]:
                 perfect = tuple((x, speed * x / first) for x, _ in points)
                 series.append(Series(f"{provider}, perfect", perfect, dashed=True))
             title = f"{net}, {scaling} scaling"
-            drawn.append(curves_chart(f"{title}: images a second over GPUs", "GPUs", "images a second", series))
+            drawn.append(curves_figure(f"{title}: images per second over GPUs", "GPUs", "images per second", series))
             shares = [Series(provider, points) for provider, points in _lines(own, "efficiency").items()]
-            drawn.append(curves_chart(f"{title}: efficiency over GPUs", "GPUs", "efficiency", shares, log_y=False))
+            drawn.append(curves_figure(f"{title}: efficiency over GPUs", "GPUs", "efficiency", shares, log_y=False))
     return drawn
 
 

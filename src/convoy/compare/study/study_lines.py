@@ -9,7 +9,7 @@ from typing import Final
 from convoy.compare.runs.rows import Row
 from convoy.compare.study.algorithm_study import best_by_point
 from convoy.compare.study.study_winners import TIME, SweepCurve, curves, in_words
-from convoy.report.curves import Series, curves_chart
+from convoy.report.curves import Series, curves_figure
 from convoy.report.sheet import Cell, Part, Table
 
 HEADS: Final = ("layer", "winner", "us", "workspace", "energy uJ", "error", "second", "us", "setting")
@@ -141,17 +141,23 @@ CHARTS: Final = (
 def charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """(caption, SVG) for each curve and each measured quantity: time, workspace, energy."""
     found: list[tuple[str, str]] = []
+    # Every algorithm has a line in every chart, if an empty one: so it has the same colour in all of them.
+    names = sorted({row.provider for row in rows})
     for curve in curves(rows):
         for metric, label in CHARTS:
-            svg = curves_chart(f"{label} over {curve.title}", curve.axis, label, _series(curve, metric))
+            svg = curves_figure(
+                f"{curve.title}: {label.partition(',')[0]}", curve.axis, label, _series(curve, metric, names)
+            )
             if svg:
                 found.append((in_words(curve), svg))
     return found
 
 
-def _series(curve: SweepCurve, metric: str) -> list[Series]:
+def _series(curve: SweepCurve, metric: str, names: Sequence[str]) -> list[Series]:
     found: list[Series] = []
-    for name, values in curve.times(metric).items():
+    times = curve.times(metric)
+    for name in names:
+        values = times.get(name, (None,) * len(curve.values))
         points = tuple((x, y) for x, y in zip(curve.values, values, strict=True) if y is not None)
         found.append(Series(name, points if any(y for _, y in points) else ()))
     return found

@@ -164,8 +164,10 @@ def test_what_cannot_be_compared() -> None:
 
 def test_the_page_of_a_difference_holds_both_manifests() -> None:
     old, new = runs(row(10), row(12))
-    text = render_sheet(difference_sheet(difference(old, new), old, new))
+    text = render_sheet(difference_sheet(difference(old, new), old, new, ("old.json", "new.json")))
     assert "1.20x" in text
+    assert "old.json → new.json" in text
+    assert text.count("<dt>file</dt>") == 2
     assert "cudnn 9.19.0" in text
     assert "cudnn 9.20.0" in text
 

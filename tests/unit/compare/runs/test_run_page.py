@@ -82,24 +82,53 @@ def test_every_algorithm_of_a_study_is_on_the_page_alone(capsys: pytest.CaptureF
     assert "6 lines, on the page alone" in capsys.readouterr().out
 
 
+def test_several_runs_are_named_by_their_files(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["old/compare.json", "new/options.json", "study.json", "scaling.json"]
+    sheet = sheet_of(ALL, names)
+    assert sheet.title == "4 runs"
+    for name, part in zip(names, sheet.parts, strict=True):
+        assert part.title.startswith(f"{name}: ")
+        assert len(part.manifests) == 1
+    assert [part.title for part in sheet_of(ALL[:2]).parts] == [
+        "run 1: Frameworks side by side: resnet50",
+        "run 2: Options of PyTorch: alexnet",
+    ]
+    page = render_sheet(sheet)
+    assert page.count('<a href="#run-') == page.count('<article id="run-') == 4
+    assert '<h2 class="run">old/compare.json: Frameworks side by side: resnet50</h2>' in page
+    print_sheet(sheet)
+    assert "== new/options.json: Options of PyTorch: alexnet ==" in capsys.readouterr().out
+    (alone,) = [sheet_of(ALL[:1], names[:1])]
+    assert alone.title == "Frameworks side by side: resnet50"
+    assert not alone.parts
+
+
+def test_long_texts_stand_under_their_row() -> None:
+    (table,) = sheet_of([compare_run()]).sections[1].tables
+    assert table.heads[table.under or 0] == "setting, or why not"
+    assert table.under not in table.beside
+    text = render_sheet(sheet_of([compare_run()]))
+    assert text.count('<tr class="under">') == 5
+    assert "<caption> Under each row: setting, or why not.</caption>" in text
+
+
 def test_what_is_read_first() -> None:
-    sheet = sheet_of(ALL)
-    assert [card.figure for card in sheet.cards] == ["15 ms", "2.00x"]
+    sheet, options, *_ = sheet_of(ALL).parts
+    assert [card.figure for card in (*sheet.cards, *options.cards)] == ["15 ms", "2.00x"]
     assert "1.33x ahead of onnxruntime" in sheet.cards[0].words
     titles = [section.title for section in sheet.sections]
     assert titles[0] == "What you should know"
     assert any(title.startswith("Roofline") for title in titles)
     assert any(title.startswith("Time by layer kind") for title in titles)
     (timeline,) = next(section for section in sheet.sections if section.title.startswith("Timeline")).pictures
-    assert timeline.count("<rect") == 3
-    assert timeline.count('class="critical"') == 1
+    assert timeline.count("<rect") == 2 * 3  # once for a page, once for a phone
+    assert timeline.count('class="critical"') == 2
     assert HOSTILE not in timeline
-    lines = next(s for s in sheet.sections if s.title.startswith("Options")).lines
+    lines = next(s for s in options.sections if s.title.startswith("Options")).lines
     assert lines == ("2.0x from options alone: compile",)
     notes = next(s for s in sheet.sections if s.title.startswith("resnet50 batch 1 fp32 inference")).lines
     assert "convoy: a note" in notes
     assert "timed alone and not in turn with the others: torch" in notes
-    assert len(sheet.manifests) == 4
 
 
 def test_the_page_escapes_and_lets_nothing_in() -> None:
@@ -109,13 +138,13 @@ def test_the_page_escapes_and_lets_nothing_in() -> None:
     assert re.search(r"default-src &#39;none&#39;; script-src &#39;sha256-", text)
     assert "style=" not in text
     assert "http://" not in text.replace("http://www.w3.org", "")
-    assert text.count("<table>") == text.count("</table>") > 5
+    assert text.count("<table") == text.count("</table>") > 5
 
 
 def test_every_kind_has_a_page_and_an_empty_run_too() -> None:
     for run in ALL:
         assert sheet_of([run]).sections
-        assert "Manifest" in render_sheet(sheet_of([Run(run.kind, {}, ())]))
+        assert "How it was measured" in render_sheet(sheet_of([Run(run.kind, {}, ())]))
 
 
 @pytest.mark.parametrize(
@@ -166,4 +195,7 @@ def test_the_command_writes_one_page_for_several_runs(tmp_path: Path) -> None:
         write(run, paths[-1])
     done = CliRunner().invoke(app, ["report", *map(str, paths), "-o", str(tmp_path / "page.html")])
     assert done.exit_code == 0, done.output
-    assert "</html>" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    for path in paths:
+        assert f"<dt>file</dt><dd>{path}</dd>" in page
+        assert f"== {path}: " in " ".join(done.output.split())

@@ -17,6 +17,7 @@ TRAINING: Final = "Training"
 CHECKPOINTS: Final = "Checkpoints and plans"
 PRUNING: Final = "Pruning"
 FINETUNING: Final = "Fine-tuning and accuracy"
+ACCURACY: Final = "Accuracy"
 ADVICE: Final = "Advice (--advise)"
 SUBJECT: Final = "What to measure"
 PROCESSES: Final = "GPUs and hosts"
@@ -26,7 +27,7 @@ ENGINES: Final = "Engines"
 OUTPUT: Final = "Output"
 
 GROUPS: Final = (
-    MODEL, SUBJECT, PRUNING, FINETUNING, TRAINING, PROCESSES, GOAL, TUNING, ENGINES, MEASURING, ADVICE, CHECKPOINTS, OUTPUT,
+    MODEL, SUBJECT, PRUNING, FINETUNING, ACCURACY, TRAINING, PROCESSES, GOAL, TUNING, ENGINES, MEASURING, ADVICE, CHECKPOINTS, OUTPUT,
 )  # fmt: skip
 """Groups of options, in the order in which help shows them."""
 

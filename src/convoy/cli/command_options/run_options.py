@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from convoy.cli.command import CHECKPOINTS, MODEL
+from convoy.cli.command import ACCURACY, CHECKPOINTS, MODEL
 
 Plan = Annotated[
     Path,
@@ -18,7 +18,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         help="Labelled images: a folder of class folders, cifar10:PATH, a file or synthetic. Prints the accuracy too.",
-        rich_help_panel=MODEL,
+        rich_help_panel=ACCURACY,
     ),
 ]
 Split = Annotated[
@@ -27,11 +27,11 @@ Split = Annotated[
         "--split",
         metavar="test|train|all",
         help="Which images of --data; by default all, and test where the weights were trained on the others.",
-        rich_help_panel=MODEL,
+        rich_help_panel=ACCURACY,
     ),
 ]
 Images = Annotated[
-    int | None, typer.Option("--images", help="Run on no more images of --data than this.", rich_help_panel=MODEL)
+    int | None, typer.Option("--images", help="Run on no more images of --data than this.", rich_help_panel=ACCURACY)
 ]
 Batch = Annotated[
     int | None, typer.Option("--batch", help="Images in a call; by default the plan's.", rich_help_panel=MODEL)

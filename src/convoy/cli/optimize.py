@@ -46,6 +46,7 @@ def optimize(
     deny_engines: given.DenyEngines = None,
     solver: given.Solver = "exact",
     streams: given.Streams = None,
+    stream_memory: given.StreamMemory = None,
     plan: given.PlanFile = None,
     report: options.Report = None,
     json_path: given.JsonFile = None,
@@ -56,7 +57,8 @@ def optimize(
     settings = options.settings_from(
         numerics=numerics, layout=layout, memory_budget_bytes=memory_budget_bytes, deterministic=deterministic,
         effort=effort, time_s=time_s, tuning_memory_bytes=tuning_memory_bytes, timeout_s=timeout_s, db=db,
-        only_engines=only_engines, deny_engines=deny_engines, solver=solver, streams=streams, profile=profile,
+        only_engines=only_engines, deny_engines=deny_engines, solver=solver, streams=streams,
+        stream_memory=stream_memory, profile=profile,
     )  # fmt: skip
     if amp is not None and not train:
         raise InputError("--amp", amp, "nothing without --train")

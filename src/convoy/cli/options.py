@@ -203,7 +203,7 @@ def example(
     folder of class folders, which is a data set.
     """
     from convoy.cli.labelled_data import tell_left_out
-    from convoy.zoo import example_args, load_images, preprocessing
+    from convoy.zoo import check_inputs, example_args, load_images, preprocessing
     from convoy.zoo.unlabelled import has_classes
 
     wanted = preprocessing(name)
@@ -217,8 +217,10 @@ def example(
             images, size=size or default, batch=batch, dtype=dtype, mean=wanted.mean, std=wanted.std,
             on_unreadable=tell_left_out,
         )  # fmt: skip
+        check_inputs(model, (tensor,), name)
         return (tensor.to(device),)
     args = example_args(model, batch=batch, size=size, dtype=dtype, default_size=default)
+    check_inputs(model, args, name)
     return tuple(a.to(device) if hasattr(a, "to") else a for a in args)
 
 
@@ -264,6 +266,8 @@ def fitting(model: nn.Module, args: tuple[Any, ...]) -> Generator[None]:
     """
     import torch
 
+    from convoy.zoo import check_inputs
+
     try:
         yield
     except Exception as error:  # whatever it is, it is raised again unless the inputs are to blame
@@ -273,6 +277,7 @@ def fitting(model: nn.Module, args: tuple[Any, ...]) -> Generator[None]:
             with torch.no_grad():
                 model(*args)
         except Exception as refusal:  # the user's own model may fail in any way
+            check_inputs(model, args, type(model).__name__)
             shapes = ", ".join("x".join(map(str, a.shape)) if isinstance(a, torch.Tensor) else repr(a) for a in args)
             todo = f"It says {type(refusal).__name__}: {refusal}"
             raise InputError("size", shapes, "a shape that the model takes", todo) from error

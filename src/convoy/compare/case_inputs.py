@@ -38,7 +38,7 @@ from convoy.compare.frameworks.torch_model import (
 from convoy.compare.rounding_limits import rounding_limits
 from convoy.errors import InputError
 from convoy.pipeline.check.end_to_end import ORACLE_FLOPS, exact_outputs, float_outputs
-from convoy.zoo import example_args, input_size, load_model, parse_dtype
+from convoy.zoo import check_inputs, example_args, input_size, load_model, parse_dtype
 
 Turn = Callable[[], AbstractContextManager[None]]
 """Gives a context in which the device is ours alone."""
@@ -96,6 +96,7 @@ def export_onnx(case: Case, material: CaseInputs) -> None:
 
 def _input(model: nn.Module, case: Case) -> torch.Tensor:
     args = example_args(model, batch=case.batch, size=case.size or None, default_size=input_size(case.model))
+    check_inputs(model, args, case.model)
     if len(args) != 1 or not isinstance(args[0], torch.Tensor):
         raise InputError("model", case.model, "a model of one image tensor", "compare gives it nothing else.")
     return args[0].contiguous()

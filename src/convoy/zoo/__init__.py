@@ -5,7 +5,7 @@ from __future__ import annotations
 from convoy.zoo.check_images import UnreadableImage, check_images
 from convoy.zoo.data_identity import data_tokens
 from convoy.zoo.datasets import Dataset, classes_of, has_test_images, load_dataset, own_splits
-from convoy.zoo.example import Preprocessing, example_args, preprocessing
+from convoy.zoo.example import Preprocessing, check_inputs, example_args, preprocessing
 from convoy.zoo.head import fit_head
 from convoy.zoo.images import load_images
 from convoy.zoo.models import input_size, load_model, model_names, parse_dtype
@@ -19,6 +19,7 @@ __all__ = [
     "UnreadableImage",
     "WeightsInfo",
     "check_images",
+    "check_inputs",
     "class_names_of",
     "classes_of",
     "data_tokens",

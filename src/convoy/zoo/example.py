@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
+from inspect import Parameter
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,6 +123,35 @@ def example_args(
     generator = torch.Generator().manual_seed(0)
     shape = clip_shape(model, batch or 1, input_channels(model), wanted)
     return (torch.randn(shape, generator=generator).to(kind),)
+
+
+def check_inputs(model: nn.Module, args: tuple[Any, ...], name: str) -> None:
+    """Refuse inputs that a model's forward does not take by position, such as one image for a net with two inputs.
+
+    Args:
+        model: not called.
+        args: its inputs.
+        name: the name that the user gave the model.
+
+    Raises:
+        InputError: naming `model`, with the ways to give several inputs.
+    """
+    try:
+        signature = inspect.signature(model.forward)
+    except ValueError:  # a scripted module has no signature
+        return
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.default is Parameter.empty]
+    needed = [p.name for p in parameters if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    own = getattr(model, "example_input_array", None)
+    if isinstance(own, tuple) and len(own) > len(args):
+        todo = "Leave --input, --batch and --size out: the model has examples of all its inputs."
+    else:
+        todo = "Export it with example inputs by position (torch.export.save) to a .pt2 file, or use convoy.optimize in Python."
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        expected = f"a net with one input, a batch of images; its inputs are {', '.join(needed) or 'none'}"
+        raise InputError("model", name, expected, todo) from error
 
 
 def input_channels(model: nn.Module) -> int:

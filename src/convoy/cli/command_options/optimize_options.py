@@ -65,6 +65,15 @@ Streams = Annotated[
     int | None,
     typer.Option("--streams", help="Most CUDA streams to try; 1 keeps the net serial.", rich_help_panel=ENGINES),
 ]
+StreamMemory = Annotated[
+    float | None,
+    typer.Option(
+        "--stream-memory",
+        metavar="FACTOR",
+        help="Most memory on several CUDA streams, as a multiple of that on one; by default 1.1.",
+        rich_help_panel=ENGINES,
+    ),
+]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="Write the plan to this file.", rich_help_panel=OUTPUT)]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Write all results to this file, as JSON.", rich_help_panel=OUTPUT)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from convoy.measurement import Peaks, peaks
+from convoy.graph.ir import Graph
+from convoy.graph.layers import conv_problem
+from convoy.measurement import Peaks, floor_us, peaks
 from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
+from convoy.pipeline.net import Net
+from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.program.recording import forget_library_workspaces
 from convoy.target import Target
 from convoy.tuning_profile import phase
@@ -36,6 +42,55 @@ def measure_ceilings(target: Target) -> Peaks | None:
     return found
 
 
+BUSY: Final = (
+    "this machine is busy: its peak rates differ from sample to sample, so the direct floors and short times are uncertain; tune "
+    "when nothing else runs"
+)
+"""Note of a plan that was made with ceilings that did not settle."""
+
+
 def ceiling_notes(found: Peaks | None) -> list[str]:
-    """Notes of a plan whose report has no ceilings."""
-    return [NO_CEILINGS] if found is None else []
+    """Notes of a plan whose report has no ceilings, or uncertain ones."""
+    if found is None:
+        return [NO_CEILINGS]
+    return [] if found.settled else [BUSY]
+
+
+MULTI_CONV_PATTERNS: Final = ("banded", "merge")
+"""Patterns of regions that are several convolutions."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Operations of a step, and the dtype that they are stored in; none for a subgraph without convolutions."""
+
+    dtype: str = "fp32"
+    flops: int = 0
+
+
+def work_of(graph: Graph, pattern: str, nodes: Sequence[str], problem: Problem) -> StepWork:
+    """The operations of a region: of its own problem if that is a layer, else of the convolutions inside."""
+    if isinstance(problem, (ConvProblem, LinearProblem)):
+        return StepWork(problem.y_spec.dtype, problem.flops)
+    inside = [graph.node(name) for name in (nodes if pattern in MULTI_CONV_PATTERNS else ())]
+    layers = [conv_problem(graph, node) for node in inside if node.op == "conv2d"]
+    return StepWork(layers[0].y_spec.dtype, sum(layer.flops for layer in layers)) if layers else StepWork()
+
+
+def problem_floor(net: Net, found: Peaks | None) -> Callable[[Problem], float] | None:
+    """The floor of each problem of a net at the ceilings, microseconds; None without ceilings."""
+    if found is None:
+        return None
+    graph = net.captured.graph
+    several = {
+        problem.key: work_of(graph, region.pattern, region.nodes, problem)
+        for region in net.regions
+        if region.pattern in MULTI_CONV_PATTERNS
+        for problem in region.problems
+    }
+
+    def floor(problem: Problem) -> float:
+        work = several.get(problem.key, StepWork())
+        return floor_us(problem, found, work.dtype, work.flops)
+
+    return floor

@@ -13,6 +13,7 @@ from convoy.measurement import ChildRunner, InProcessRunner, Runner, zero_shares
 from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
+from convoy.pipeline.ceilings import measure_ceilings, problem_floor
 from convoy.pipeline.net import Net
 from convoy.pipeline.observer import Observer
 from convoy.pipeline.search_pruning import nchw_to_skip, prefer_measured, share_of_problems, subsumed_problems
@@ -70,6 +71,7 @@ def measure(
             baseline_only=subsumed_problems(net.regions) | nchw_to_skip(net.regions, loaded, settings, net.target),
             zeros=zeros_by_problem(net.regions, net.zeros),
             deadline=deadline,
+            floor_of=lambda: problem_floor(net, measure_ceilings(net.target)),
             on_progress=lambda done, total, message: observer(message, done, total),
         )
     finally:
@@ -103,6 +105,9 @@ def with_counted_zeros(net: Net, settings: Settings, observer: Observer) -> Net:
 CUT: Final = "measuring ended"
 """Start of the note that a search ran out of time."""
 
+NOTHING_KNOWN: Final = "nothing was ever measured on this device"
+"""Start of the note that predictions rest on no measurement."""
+
 
 def prediction_notes(found: SearchResult) -> list[str]:
     """Notes of a plan that was chosen from predicted times, or without counted zeros."""
@@ -118,11 +123,14 @@ def prediction_notes(found: SearchResult) -> list[str]:
     if not found.predicted:
         return [f"{CUT} {found.cut}", *notes] if found.cut else notes
     if found.cut:
-        why = f"{CUT} {found.cut}"
+        why, remedy = f"{CUT} {found.cut}", "give it more time (`--tune-s`)"
     elif found.baseline_out_of_memory:
-        why = f"PyTorch ran out of memory on {found.baseline_out_of_memory} of them"
+        why, remedy = f"PyTorch ran out of memory on {found.baseline_out_of_memory} of them", "tune a smaller batch"
     else:
-        why = "effort none measures nothing"
-    unmeasured = f"{found.predicted} of {len(found.rows)} problems were never measured on this target"
-    how = "their times are predicted from other problems on devices of the same name"
-    return [f"{unmeasured}, because {why}: {how}", *notes]
+        why, remedy = "effort none measures nothing", "measure once: `convoy optimize` with `--effort quick`"
+    unmeasured = f"{found.predicted} of {len(found.rows)} problems were never measured on this target, because {why}"
+    if not found.predicted_from:
+        limits = f"{NOTHING_KNOWN}: times marked ~ are lower limits from its peak rates, not estimates"
+        return [f"{limits}; {remedy}", unmeasured, *notes]
+    how = f"times marked ~ are predicted from {found.predicted_from} measurements of other problems on devices of this name"
+    return [f"{unmeasured}: {how}; {remedy}", *notes]

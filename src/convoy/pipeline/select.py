@@ -151,7 +151,7 @@ def make_plan(
     """The plan of a selection, on one stream; with the search's result its steps tell their candidates (`explain`)."""
     steps = serial_steps(choice.problem, choice.selection)
     if found is not None:
-        steps = tuple(map(StepFacts.of(net, found).explained, steps))
+        steps = tuple(map(StepFacts.of(net, found, settings).explained, steps))
     arena = plan_memory(steps, choice.problem.value_bytes, keep=net.captured.graph.outputs)
     graph = net.captured.graph
     return Plan(

@@ -9,12 +9,13 @@ from typing import Final
 from convoy.engines.activation_sparsity import SparsityShares
 from convoy.engines.manifest import BASELINE
 from convoy.perfdb import Measurement
-from convoy.pipeline.net import Net
+from convoy.pipeline.net import Net, engines_on
 from convoy.pipeline.selection_input import rows_at
 from convoy.plan import Step, StepCandidate
 from convoy.plan.file import MAX_REASON
 from convoy.problem import ConvProblem, Problem
 from convoy.regions import Region
+from convoy.settings import Settings
 from convoy.tune import SearchResult
 from convoy.untrusted import escape_controls, storable
 
@@ -31,17 +32,21 @@ class StepFacts:
         found: its search's result.
         regions: the net's regions by pattern and nodes.
         copies: the net's changes of memory format by problem key.
+        engines: ids of the engines that have code for the device.
     """
 
     net: Net
     found: SearchResult
     regions: Mapping[tuple[str, tuple[str, ...]], Region]
     copies: Mapping[str, Problem]
+    engines: frozenset[str]
 
     @staticmethod
-    def of(net: Net, found: SearchResult) -> StepFacts:
+    def of(net: Net, found: SearchResult, settings: Settings) -> StepFacts:
         """The facts of a net after its search."""
-        return StepFacts(net, found, net.regions_by_nodes, {p.key: p for p in net.copies.values()})
+        copies = {problem.key: problem for problem in net.copies.values()}
+        engines = frozenset(engine.id for engine in engines_on(net.target, settings))
+        return StepFacts(net, found, net.regions_by_nodes, copies, engines)
 
     def problems(self, step: Step) -> dict[str, Problem]:
         """The problems that a step may solve, one for each memory format, by key; of a copy its own."""
@@ -89,7 +94,10 @@ class StepFacts:
         return total, predicted
 
     def explained(self, step: Step) -> Step:
-        """A step with PyTorch's time and its candidates: each engine's fastest config in each format, or why it has none."""
+        """A step with PyTorch's time and its candidates: each engine's fastest config in each format, or why it has none.
+
+        Engines for other devices are left out: the report has them.
+        """
         fastest: dict[tuple[str, str], StepCandidate] = {}
         failed: dict[str, StepCandidate] = {}
         for layout, row in self.rows(step):
@@ -98,7 +106,8 @@ class StepFacts:
             else:
                 failed.setdefault(row.config.engine, _candidate(layout, row))
         for engine, layout, reason in self.refusals(step):
-            failed.setdefault(engine, StepCandidate(engine, "", layout, "unsupported", reason=_line(reason)))
+            if engine in self.engines:
+                failed.setdefault(engine, StepCandidate(engine, "", layout, "unsupported", reason=_line(reason)))
         timed = {engine for engine, _ in fastest}
         rest = [one for engine, one in failed.items() if engine not in timed]
         baseline_us, predicted = self.baseline(step)

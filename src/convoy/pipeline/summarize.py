@@ -5,21 +5,20 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from convoy._version import __version__
 from convoy.engines.activation_sparsity import sparsity_kind, sparsity_percent
 from convoy.engines.manifest import load_engine
-from convoy.graph.layers import conv_problem
 from convoy.measurement import Peaks, floor_us, protocol_for
 from convoy.perfdb import Measurement
+from convoy.pipeline.ceilings import work_of
 from convoy.pipeline.check.end_to_end import Latency, OutputErrors
 from convoy.pipeline.net import Net
 from convoy.pipeline.select import Choice
 from convoy.pipeline.step_facts import StepFacts
 from convoy.plan import Plan, Step
 from convoy.plan.describe import step_name
-from convoy.problem import ConvProblem, LinearProblem, Problem, TensorSpec
+from convoy.problem import Problem, TensorSpec
 from convoy.program import Program
 from convoy.report.summary import (
     CandidateRow,
@@ -36,9 +35,6 @@ from convoy.report.summary import (
 from convoy.schedule.timeline import Span, bounds
 from convoy.settings import Settings
 from convoy.tune import SearchResult
-
-MULTI_CONV_PATTERNS: Final = ("banded", "merge")
-"""Patterns of regions that are several convolutions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,7 @@ def summarize(
 ) -> Summary:
     """The summary of one net. Without ceilings its layers have no floor."""
     limits = bounds(plan.steps)
-    facts = StepFacts.of(net, found)
+    facts = StepFacts.of(net, found, settings)
     graph = net.captured.graph
     first = graph.values[net.batch_input].spec if net.batch_input else TensorSpec((), "fp32")
     protocol = protocol_for(settings.effort, net.target.device)
@@ -134,9 +130,7 @@ def _layer(step: Step, facts: StepFacts, ceilings: Peaks | None, settings: Setti
         CandidateRow(engine, "", layout, "unsupported", 0.0, 0.0, 0, 0.0, reason)
         for engine, layout, reason in facts.refusals(step)
     ]
-    inside = _layers_inside(step, facts.net, problem)
-    dtype = inside[0].y_spec.dtype if inside else "fp32"
-    flops = sum(layer.flops for layer in inside)
+    work = work_of(facts.net.captured.graph, step.pattern, step.nodes, problem)
     baseline_us, baseline_predicted = facts.baseline(step)
     return LayerSummary(
         name=step_name(step),
@@ -147,8 +141,8 @@ def _layer(step: Step, facts: StepFacts, ceilings: Peaks | None, settings: Setti
         median_us=step.median_us,
         baseline_us=baseline_us,
         workspace_bytes=step.workspace_bytes,
-        floor_us=None if ceilings is None else floor_us(problem, ceilings, dtype, flops),
-        flops=flops,
+        floor_us=None if ceilings is None else floor_us(problem, ceilings, work.dtype, work.flops),
+        flops=work.flops,
         bytes_min=problem.bytes_min,
         candidates=(*(_candidate(layout, row) for layout, row in facts.rows(step)), *refused),
         zeros=share.zeros if share else None,
@@ -160,14 +154,6 @@ def _layer(step: Step, facts: StepFacts, ceilings: Peaks | None, settings: Setti
         predicted=step.predicted,
         baseline_predicted=baseline_predicted,
     )
-
-
-def _layers_inside(step: Step, net: Net, problem: Problem) -> list[ConvProblem | LinearProblem]:
-    """The layers of a step: its own problem, or the convolutions of a region that computes several."""
-    if isinstance(problem, (ConvProblem, LinearProblem)):
-        return [problem]
-    nodes = map(net.captured.graph.node, step.nodes if step.pattern in MULTI_CONV_PATTERNS else ())
-    return [conv_problem(net.captured.graph, node) for node in nodes if node.op == "conv2d"]
 
 
 def _algorithm(step: Step, problem: Problem, extra_engines: tuple[str, ...]) -> str:

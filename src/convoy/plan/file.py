@@ -16,7 +16,7 @@ from convoy.problem import ANY_LAYOUT, LAYOUTS, EngineConfig, Knobs, TensorSpec
 from convoy.untrusted import read_json, storable
 
 MAX_BYTES: Final = 16 << 20
-"""A plan of a training step with 1000 launches has 1 MiB."""
+"""A plan of a training step with 1000 launches has some 4 MiB, most of it candidates for `explain`."""
 MAX_STEPS: Final = 20_000
 MAX_TEXT: Final = 4000
 MAX_NAME: Final = 400

@@ -44,3 +44,18 @@ def fit_roofline(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
             width = dtype_class(problem.x_spec.dtype)
             flops[width] = max(flops.get(width, 0.0), problem.flops / row.median_us)
     return Roofline(flops, moved, launch_us)
+
+
+def at_least(time_us: float, floor_us: float) -> float:
+    """A predicted time, not below the floor; of two that would be, the shorter stays the shorter.
+
+    Winograd, FFT and engines that skip zeros can be faster than the floor of a direct, dense algorithm. Measurements show when
+    they are; a prediction that promises it is more often wrong.
+    """
+    if time_us >= (1 + _BELOW_FLOOR) * floor_us:
+        return time_us
+    return floor_us + _BELOW_FLOOR / (1 + _BELOW_FLOOR) * time_us
+
+
+_BELOW_FLOOR: Final = 0.001
+"""Share of the floor over which predictions below it are spread, above it, so that their order stays."""

@@ -29,7 +29,7 @@ from convoy.problem import (
     parse_problem,
 )
 from convoy.tune.criteria import blend_with_criteria
-from convoy.tune.fitted_roofline import Roofline, fit_roofline
+from convoy.tune.fitted_roofline import Roofline, at_least, fit_roofline
 from convoy.tune.problem_distance import (
     LAYERS,
     LayerCoordinates,
@@ -141,10 +141,17 @@ class TimePredictor:
         return self._with_baseline(problem, space, self._evidence(problem, space))
 
     def _with_baseline(
-        self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]], times: dict[EngineConfig, float]
+        self,
+        problem: Problem,
+        space: Mapping[str, Sequence[EngineConfig]],
+        times: dict[EngineConfig, float],
+        floor_us: float = 0.0,
     ) -> dict[EngineConfig, float]:
+        """Add the baseline's time. If nothing was ever measured on the device, that is the floor and a launch."""
+        known = self.measurements or not floor_us
+        unknown_us = _BASELINE_FACTOR * self.roofline.time_us(problem) if known else self.roofline.launch_us + floor_us
         for config in space.get(BASELINE, ())[:1]:
-            times.setdefault(config, _BASELINE_FACTOR * self.roofline.time_us(problem))
+            times.setdefault(config, unknown_us)
         return times
 
     def _evidence(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
@@ -160,8 +167,9 @@ class TimePredictor:
         *,
         regrets: Mapping[str, float] | None = None,
         estimate: Callable[[EngineConfig], float | None] = lambda config: None,  # noqa: ARG005
+        floor_us: float = 0.0,
     ) -> dict[EngineConfig, float]:
-        """`predict`, completed by the cost models and the criteria.
+        """`predict`, completed by the cost models and the criteria; no time is below the floor.
 
         An engine without neighbours gets its cost model's time and a margin. Then the criteria adjust each engine's time:
         predictions and criteria are both wrong at times, in different places.
@@ -171,6 +179,7 @@ class TimePredictor:
             space: every supporting engine's configs, the default first.
             regrets: the criteria's regret of each engine (`Criteria.regrets`); None if they do not cover the problem.
             estimate: an engine's cost model.
+            floor_us: time of a direct, dense algorithm at the device's peak rates; 0 if it is not known.
         """
         times = self._evidence(problem, space)
         known = {config.engine for config in times}
@@ -181,8 +190,9 @@ class TimePredictor:
                     likely = min(promised, key=promised.__getitem__)
                     times[likely] = UNMEASURED_FACTOR * promised[likely]
         judged = {config.engine for config in times}
-        times = self._with_baseline(problem, space, times)
-        return blend_with_criteria(times, judged, regrets) if regrets and judged else times
+        times = self._with_baseline(problem, space, times, floor_us)
+        times = blend_with_criteria(times, judged, regrets) if regrets and judged else times
+        return {config: at_least(time_us, floor_us) for config, time_us in times.items()}
 
     def _layer(
         self, problem: ConvProblem | LinearProblem, space: Mapping[str, Sequence[EngineConfig]]
@@ -258,6 +268,7 @@ def predicted_rows(
     *,
     regrets: Mapping[str, float] | None = None,
     estimate: Callable[[EngineConfig], float | None] = lambda config: None,  # noqa: ARG005
+    floor_us: float = 0.0,
 ) -> list[Measurement]:
     """Predictions as rows without samples; they are never stored.
 
@@ -269,10 +280,11 @@ def predicted_rows(
         protocol: the protocol's id.
         regrets: the criteria's regret of each engine; None if they do not cover the problem.
         estimate: an engine's cost model.
+        floor_us: time of a direct, dense algorithm at the device's peak rates; 0 if it is not known.
     """
     reason = f"predicted from {predictor.measurements} measurements of other problems"
     reason += " and the criteria" if regrets else ""
-    times = predictor.predict_with(problem, space, regrets=regrets, estimate=estimate)
+    times = predictor.predict_with(problem, space, regrets=regrets, estimate=estimate, floor_us=floor_us)
     return [
         Measurement(
             problem.key,

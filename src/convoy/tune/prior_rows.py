@@ -82,19 +82,42 @@ def add_transfer_hints(tasks: Sequence[TuningTask], target: Target, protocol: Pr
                 break
 
 
+Floor = Callable[[Problem], float]
+"""Microseconds of a direct, dense algorithm for a problem at the device's peak rates."""
+
+
 def add_predictions(
-    tasks: Sequence[TuningTask], source: PredictorSource, protocol: Protocol, report: SearchProgress
-) -> None:
-    """Add predicted times to the problems without a complete answer, from rows of other problems on related devices."""
+    tasks: Sequence[TuningTask],
+    source: PredictorSource,
+    protocol: Protocol,
+    report: SearchProgress,
+    floor_of: Callable[[], Floor | None],
+) -> int:
+    """Add predicted times to the problems without a complete answer, from rows of other problems on related devices.
+
+    Args:
+        tasks: the problems.
+        source: the rows.
+        protocol: how they were measured.
+        report: called with the progress.
+        floor_of: gives the floors of problems, or None if they are not known; called only if something is predicted.
+
+    Returns:
+        The number of measurements that the predictions rest on.
+    """
+    known = 0
     unknown = [task for task in tasks if not task.is_known()]
     if unknown:
         report(0, len(tasks), "predicting from the database")
         measured = (task.rows[config] for task in tasks for config in task.measured)
         predictor, criteria = source.with_rows(measured)
+        known = predictor.measurements
+        floor = floor_of()
         with phase("predict"):
             for task in unknown:
-                task.predict(predictor, protocol.id, criteria)
+                task.predict(predictor, protocol.id, criteria, floor(task.problem) if floor else 0.0)
     report(len(tasks), len(tasks), "from the database")
+    return known
 
 
 def set_priors(tasks: Sequence[TuningTask], source: PredictorSource, protocol: Protocol, target: Target) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from convoy.deadline import Deadline
 from convoy.engines.activation_sparsity import CURVE, SparsityBucket
@@ -19,6 +19,7 @@ from convoy.settings import Effort, Settings
 from convoy.target import Target
 from convoy.tune.precision import equivalent_targets
 from convoy.tune.prior_rows import (
+    Floor,
     PredictorSource,
     RowStore,
     SearchProgress,
@@ -43,6 +44,7 @@ class SearchResult:
         measured: number of candidates that this search measured.
         from_database: number of candidates whose stored rows were used.
         predicted: number of problems with predicted times: at effort `none`, after the time was up, or for lack of memory.
+        predicted_from: number of measurements of other problems that the predictions rest on.
         baseline_out_of_memory: number of problems on which PyTorch's own operators ran out of memory.
         wrong_predictions: number of a plan's predicted steps that were wrong (`convoy.pipeline.check.verify_predicted`).
         cut: how far the search came if its time was up; else empty.
@@ -54,6 +56,7 @@ class SearchResult:
     measured: int = 0
     from_database: int = 0
     predicted: int = 0
+    predicted_from: int = 0
     baseline_out_of_memory: int = 0
     wrong_predictions: int = 0
     cut: str = ""
@@ -72,6 +75,7 @@ def search(
     baseline_only: Collection[str] = (),
     zeros: Mapping[str, Collection[SparsityBucket]] | None = None,
     deadline: Deadline | None = None,
+    floor_of: Callable[[], Floor | None] = lambda: None,
 ) -> SearchResult:
     """Find the time of every engine for every problem.
 
@@ -95,6 +99,7 @@ def search(
         zeros: by problem key, the sparsity buckets of its layers' inputs (`convoy.engines.activation_sparsity`); engines that
             skip zeros are measured for these, and without zeros for other problems.
         deadline: when measuring must end; None: after `settings.time_s`.
+        floor_of: gives the floors of problems, below which nothing is predicted; called only if something is predicted.
 
     Raises:
         InputError: an unknown engine id, an extra engine that cannot be imported, or a damaged criteria file.
@@ -119,9 +124,11 @@ def search(
             cut = StagedSearch(tasks, protocol, settings, target, database, runner, report, deadline).run()
     # Before predictions take the place of the rows that say so.
     without_memory = [task for task in tasks if task.baseline_ran_out_of_memory()]
+    predicted_from = 0
     if unanswered := tasks if cut or settings.effort is Effort.NONE else without_memory:
-        add_predictions(unanswered, source, protocol, report)
-    return _result(tasks, settings.effort, cut, len(without_memory))
+        predicted_from = add_predictions(unanswered, source, protocol, report, floor_of)
+    result = _result(tasks, settings.effort, cut, len(without_memory))
+    return replace(result, predicted_from=predicted_from)
 
 
 def _take_stored_rows(tasks: Sequence[TuningTask], target: Target, protocol: Protocol, database: RowStore) -> None:

@@ -114,7 +114,9 @@ class TuningTask:
         """Whether not even the baseline could be measured, for lack of memory; its time must then be predicted."""
         return any(row.config.engine == BASELINE and row.status is Status.OUT_OF_MEMORY for row in self.rows.values())
 
-    def predict(self, predictor: TimePredictor, protocol: str, criteria: Criteria | None = None) -> None:
+    def predict(
+        self, predictor: TimePredictor, protocol: str, criteria: Criteria | None = None, floor_us: float = 0.0
+    ) -> None:
         """Add predicted rows, without samples, for configs without a row; none for pruned weights.
 
         If the baseline ran out of memory, other configs that ran out of memory count as unmeasured too.
@@ -122,7 +124,7 @@ class TuningTask:
         factor = self._prior.underestimate(self.rows)
         replaced = Status.OUT_OF_MEMORY if self.baseline_ran_out_of_memory() else None
         known = {config for config, row in self.rows.items() if row.status is not replaced}
-        for row in self._predictions(predictor, protocol, criteria):
+        for row in self._predictions(predictor, protocol, criteria, floor_us):
             workspace = None if row.config in known else self._space.workspace_bytes(row.config)
             if workspace is not None:
                 self.rows[row.config] = replace(row, workspace_bytes=workspace, median_us=factor * row.median_us)
@@ -228,7 +230,9 @@ class TuningTask:
     def _pruning(self, effort: Effort, hints: TransferHints | None = None) -> EnginePruning:
         return EnginePruning(self._space, self._board, hints or self._hints, effort is Effort.FULL)
 
-    def _predictions(self, predictor: TimePredictor, protocol: str, criteria: Criteria | None) -> list[Measurement]:
+    def _predictions(
+        self, predictor: TimePredictor, protocol: str, criteria: Criteria | None, floor_us: float = 0.0
+    ) -> list[Measurement]:
         if isinstance(self.problem, ConvProblem) and self.problem.weight_mask:
             return []
         return predicted_rows(
@@ -239,6 +243,7 @@ class TuningTask:
             protocol,
             regrets=criteria.regrets(self.problem, self._space.versions) if criteria else None,
             estimate=self._space.estimate_us,
+            floor_us=floor_us,
         )
 
     def _is_compiled(self, config: EngineConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,7 +13,7 @@ from torch import nn
 import convoy
 from convoy.measurement import detect_target
 from convoy.pipeline import ceilings, optimize_model
-from convoy.pipeline.ceilings import NO_CEILINGS, ceiling_notes, measure_ceilings
+from convoy.pipeline.ceilings import BUSY, NO_CEILINGS, ceiling_notes, measure_ceilings
 from convoy.report.html import render
 from convoy.target import Target
 
@@ -25,7 +26,8 @@ def test_ceilings_are_found_where_there_is_room() -> None:
     found = measure_ceilings(detect_target("cpu"))
     assert found is not None
     assert found.bytes_per_s > 0
-    assert ceiling_notes(found) == []
+    assert ceiling_notes(dataclasses.replace(found, settled=True)) == []
+    assert ceiling_notes(dataclasses.replace(found, settled=False)) == [BUSY]
 
 
 def test_a_net_is_tuned_without_ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

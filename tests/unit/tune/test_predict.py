@@ -7,6 +7,7 @@ import pytest
 
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, Pool, SubgraphProblem, TensorSpec
+from convoy.tune.fitted_roofline import LAUNCH_US
 from convoy.tune.predict import UNMEASURED_FACTOR, TimePredictor, predicted_rows
 from convoy.tune.prior_rows import cost_models
 from convoy.tune.problem_distance import coordinates_of, distance, kind_of
@@ -240,3 +241,39 @@ def test_times_on_pruned_weights_say_nothing_of_others():
     ]
     assert TimePredictor.from_rows(rows).measurements == 1
     assert TimePredictor.from_rows(rows) == TimePredictor.from_rows(rows[:1])
+
+
+FLOOR = 1e6
+"""Microseconds, more than any prediction here."""
+
+
+def test_nothing_is_predicted_below_its_floor_and_the_order_stays():
+    known = experience(KNOWN)
+    problem = conv(c=256, k=48)
+    free = known.predict_with(problem, SPACE)
+    low, middle, high = sorted(free.values())
+    for floor in (FLOOR, middle, (low + middle) / 2):
+        times = known.predict_with(problem, SPACE, floor_us=floor)
+        assert min(times.values()) >= floor
+        assert sorted(times, key=times.__getitem__) == sorted(free, key=free.__getitem__)
+        assert len(set(times.values())) == 3
+    assert known.predict_with(problem, SPACE, floor_us=low / 2) == free
+    assert known.predict_with(problem, SPACE, floor_us=middle)[max(free, key=free.__getitem__)] == high
+
+
+def test_criteria_and_cost_models_promise_nothing_below_the_floor():
+    regrets = {"aten": 0.7, "two": 0.0, "one": 0.1}
+    for known in (TimePredictor.from_rows([]), experience(KNOWN)):
+        times = known.predict_with(conv(), SPACE, regrets=regrets, estimate=models, floor_us=FLOOR)
+        assert TWO in times
+        assert min(times.values()) >= FLOOR
+
+
+def test_where_nothing_was_ever_measured_the_floor_and_a_launch_are_all_that_is_told():
+    unknown = TimePredictor.from_rows([])
+    for problem in (conv(), SubgraphProblem(PASS, "nhwc", 1 << 14)):
+        times = unknown.predict_with(problem, SPACE, floor_us=732.0)
+        assert times == {ATEN: pytest.approx(LAUNCH_US + 732.0, rel=1e-3)}
+    rows = predicted_rows(unknown, conv(), SPACE, "1" * 16, "v", floor_us=732.0)
+    assert [(row.config, row.predicted) for row in rows] == [(ATEN, True)]
+    assert rows[0].median_us >= 732.0

@@ -58,7 +58,13 @@ class Timed(ReplayRunner):
             )  # fmt: skip
 
 
-def run(problems, ids, database, runner, target=CPU, on_progress=None, baseline_only=(), **settings):
+def no_floors():
+    return None
+
+
+def run(
+    problems, ids, database, runner, target=CPU, on_progress=None, baseline_only=(), floor_of=no_floors, **settings
+):
     return search(
         problems,
         engine_ids=ids,
@@ -68,6 +74,7 @@ def run(problems, ids, database, runner, target=CPU, on_progress=None, baseline_
         runner=runner,
         on_progress=on_progress,
         baseline_only=baseline_only,
+        floor_of=floor_of,
     )
 
 
@@ -104,6 +111,31 @@ def test_effort_none_looks_into_the_database_alone(fakes, database):
     found = run([PROBLEM], ids, database, runner, effort=Effort.NONE)
     assert len(found.rows[PROBLEM.key]) == 2
     assert (found.measured, found.from_database, found.predicted, runner.asked) == (0, 2, 0, [])
+
+
+def test_floors_are_asked_for_where_something_is_predicted_and_they_hold(fakes, database):
+    ids = fakes(Fake("aten"), Fake("fast"))
+    runner = Timed(lambda engine, k: 10.0)
+    floor = {PROBLEM.key: 300.0, OTHER.key: 40.0}.__getitem__
+    asked = []
+
+    def floors():
+        asked.append("asked")
+        return lambda problem: floor(problem.key)
+
+    def search_with(problems, effort=Effort.NONE):
+        return run(problems, ids, database, runner, effort=effort, floor_of=floors)
+
+    found = search_with([PROBLEM, OTHER])
+    assert (found.predicted, found.predicted_from, asked) == (2, 0, ["asked"])
+    search_with([OTHER], Effort.QUICK)
+    assert asked == ["asked"]  # all was measured: 10 us, below the floor
+    found = search_with([PROBLEM, OTHER])
+    assert (found.predicted, found.predicted_from) == (1, 2)
+    assert {row.median_us for row in found.rows[OTHER.key]} == {10.0}
+    predicted = found.rows[PROBLEM.key]
+    assert {row.config.engine for row in predicted} == {"aten", "fast"}
+    assert all(row.predicted and row.median_us >= 300.0 for row in predicted)
 
 
 def test_effort_none_asks_the_criteria_beside_the_database(fakes, database, tmp_path):

@@ -1,11 +1,11 @@
-"""Peak rates of a device, measured in under a second, and the roofline time of a problem."""
+"""Peak rates of a device, measured in about a second, and the time that a direct, dense algorithm needs at these rates."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import cycle
 from typing import Any, Final
 
 import torch
@@ -13,16 +13,20 @@ import torch
 from convoy.engines.base import Buffers
 from convoy.engines.library import onednn
 from convoy.measurement.data import make_data
+from convoy.measurement.device.shortest_run import NO_RATE, Rate, ShortestRun, faster, shortest_run
 from convoy.measurement.protocol import MAX_COPIES
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.target import Target
 
-_MIN_REPEATS: Final = 3
-_BUDGET_S: Final = 0.1
-"""Time for one peak rate. The best of many short runs counts, because disturbances only make runs slower."""
-
 _MAX_BYTES: Final = 256 << 20
-"""Largest buffer of the bandwidth test: larger than every cache but those of the largest servers, copied in well under 0.1 s."""
+"""Largest buffer of the bandwidth test: larger than every cache but those of the largest servers."""
+
+_CHUNK_BYTES: Final = 2 << 20
+"""Bytes of a buffer that one timed copy on a CPU reads: less than a millisecond, which often passes undisturbed. The copies walk
+over the whole buffer, so none finds its bytes in the cache."""
+
+_LONG_S: Final = 2e-3
+"""A run of this time has enough work: a larger one would reach no higher rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,95 +39,136 @@ class Peaks:
             GPU.
         cache_bytes_per_s: the same bandwidth if everything fits into the last-level cache.
         cache_bytes: size of that cache; 0: unknown, everything is then assumed to come from memory.
+        settled: whether every rate came again from sample to sample; not on a machine that is busy with other work.
     """
 
     bytes_per_s: float
     flops: dict[str, float]
     cache_bytes_per_s: float = 0.0
     cache_bytes: int = 0
+    settled: bool = True
 
 
 @lru_cache(maxsize=4)
 def peaks(target: Target) -> Peaks:
-    """Measure the peak rates of this process's device; cached for the process."""
+    """Measure the peak rates of this process's device; cached for the process.
+
+    On a busy CPU several threads seldom run undisturbed at the same time. Where their rates do not come again from sample to
+    sample, those of one thread count too, if they are higher.
+    """
     with torch.no_grad():
-        large = min(max(64 << 20, 2 * target.cache_bytes), _MAX_BYTES)
-        small = target.cache_bytes // 8
-        memory = _bandwidth(large, target.device)
-        cached = max(memory, _bandwidth(small, target.device)) if small else memory
-        rates = _matmul_rates(target)
-        if target.device == "cpu":
-            rates = {name: max(rate, _convolution_rate(name, target)) for name, rate in rates.items()}
-        return Peaks(memory, rates, cached, target.cache_bytes)
+        found = _rates(target)
+        threads = torch.get_num_threads()
+        if target.device == "cpu" and threads > 1 and not _settled(found):
+            torch.set_num_threads(1)
+            try:
+                alone = _rates(target)
+            finally:
+                torch.set_num_threads(threads)
+            found = {name: faster(rate, alone[name]) for name, rate in found.items()}
+    flops = {name: rate.per_s for name, rate in found.items() if name not in _BANDWIDTHS}
+    memory, cached = (found[name].per_s for name in _BANDWIDTHS)
+    return Peaks(memory, flops, max(memory, cached), target.cache_bytes, _settled(found))
 
 
-def _bandwidth(size_bytes: int, device: str) -> float:
-    source = torch.ones(size_bytes // 4, device=device)
-    into = torch.empty_like(source)
-    copied = 2 * size_bytes / _best_s(lambda: into.copy_(source), device)
-    return max(copied, size_bytes / _best_s(source.sum, device))
+_BANDWIDTHS: Final = ("memory", "cache")
+"""Names of the rates that are bytes per second; the others are dtypes."""
 
 
-def _matmul_rates(target: Target) -> dict[str, float]:
+def _settled(rates: Mapping[str, Rate]) -> bool:
+    return all(rate.settled for rate in rates.values())
+
+
+def _rates(target: Target) -> dict[str, Rate]:
+    """Every rate by name."""
+    large = min(max(64 << 20, 2 * target.cache_bytes), _MAX_BYTES)
+    small = target.cache_bytes // 8
+    memory = _bandwidth(large, target.device)
+    cached = _bandwidth(small, target.device) if small else memory
+    rates = _matmul_rates(target)
+    if target.device == "cpu":
+        rates = {name: faster(rate, _convolution_rate(name, target)) for name, rate in rates.items()}
+    return {"memory": memory, "cache": cached, **rates}
+
+
+def _bandwidth(size_bytes: int, device: str) -> Rate:
+    """Bytes per second of copies and sums that walk over a buffer; on a GPU each takes the whole buffer."""
+    step = min(size_bytes, _CHUNK_BYTES) if device == "cpu" else size_bytes
+    source = torch.ones(size_bytes // step * step // 4, device=device)
+    into = torch.zeros_like(source)
+    places = cycle(slice(start, start + step // 4) for start in range(0, source.numel(), step // 4))
+
+    def copy() -> object:
+        place = next(places)
+        return into[place].copy_(source[place])
+
+    def add() -> object:
+        return source[next(places)].sum()
+
+    return faster(Rate.of(2 * step, shortest_run(copy, device)), Rate.of(step, shortest_run(add, device)))
+
+
+def _matmul_rates(target: Target) -> dict[str, Rate]:
     cuda = target.device == "cuda"
-    size = 4096 if cuda else 512
+    sizes = (4096,) if cuda else (128, 256, 512)
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     wanted = dtypes if cuda else {name: dtypes[name] for name in ("fp32", "bf16")}
-    rates = {name: _matmul_rate(size, dtype, target.device) for name, dtype in wanted.items()}
+    rates = {name: _matmul_rate(sizes, dtype, target.device) for name, dtype in wanted.items()}
     if cuda:
         before = torch.get_float32_matmul_precision()
         try:
             torch.set_float32_matmul_precision("high")
-            rates["tf32"] = _matmul_rate(size, torch.float32, target.device)
+            rates["tf32"] = _matmul_rate(sizes, torch.float32, target.device)
         finally:
             torch.set_float32_matmul_precision(before)
     return rates
 
 
-def _matmul_rate(size: int, dtype: torch.dtype, device: str) -> float:
-    a = torch.randn(size, size, device=device).to(dtype)
-    out = torch.empty_like(a)
-    return 2 * size**3 / _best_s(lambda: torch.mm(a, a, out=out), device)
+def _matmul_rate(sizes: Sequence[int], dtype: torch.dtype, device: str) -> Rate:
+    """The best rate of square products; larger sizes are tried until a product takes `_LONG_S`."""
+    best = NO_RATE
+    for size in sizes:
+        a = torch.randn(size, size, device=device).to(dtype)
+        out = torch.empty_like(a)
+        found = shortest_run(partial(torch.mm, a, a, out=out), device)
+        best = faster(best, Rate.of(2 * size**3, found))
+        if found.time_s > _LONG_S:
+            break
+    return best
 
 
-def _convolution_rate(dtype: str, target: Target) -> float:
+def _convolution_rate(dtype: str, target: Target) -> Rate:
     """The rate that oneDNN reaches on packed weights; 0 if it cannot run the convolution.
 
     MKL, which torch.mm uses, is much slower on an AMD CPU with AVX-512, and layers would take less than their roofline time.
     """
-    types: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
-    problem = ConvProblem(1, 128, 28, 28, 128, 3, 3, 1, 1, layout="nhwc", numerics="as_torch", **types)
-    engine = onednn.ENGINE
-    if not engine.accepts(problem, target):
-        return 0.0
-    executable = engine.build(problem, engine.space(problem, target)[0], target)
-    data = make_data(problem, 0)
-    buffers = Buffers(data.args, [None], executable.pack(data.constants))
-    return problem.flops / _best_s(lambda: executable.launch(buffers, None), target.device)
-
-
-def _best_s(run: Callable[[], object], device: str) -> float:
-    """Shortest of several runs by the host's clock, the device synchronized before and after."""
-    best, repeats, begin = float("inf"), 0, time.perf_counter()
-    while repeats < _MIN_REPEATS or time.perf_counter() - begin < _BUDGET_S:
-        _synchronize(device)
-        start = time.perf_counter()
-        run()
-        _synchronize(device)
-        best = min(best, time.perf_counter() - start)
-        repeats += 1
+    best = NO_RATE
+    for side in (14, 28):
+        work, found = _time_of_layer(dtype, side, target)
+        best = faster(best, Rate.of(work, found))
+        if not work or found.time_s > _LONG_S:
+            break
     return best
 
 
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+def _time_of_layer(dtype: str, side: int, target: Target) -> tuple[int, ShortestRun]:
+    """Operations of a convolution, and its time with oneDNN; no operations if oneDNN does not support it."""
+    types: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
+    problem = ConvProblem(1, 128, side, side, 128, 3, 3, 1, 1, layout="nhwc", numerics="as_torch", **types)
+    engine = onednn.ENGINE
+    if not engine.accepts(problem, target):
+        return 0, ShortestRun(1.0, settled=True)
+    executable = engine.build(problem, engine.space(problem, target)[0], target)
+    data = make_data(problem, 0)
+    buffers = Buffers(data.args, [None], executable.pack(data.constants))
+    return problem.flops, shortest_run(lambda: executable.launch(buffers, None), target.device)
 
 
 def floor_us(problem: Problem, rates: Peaks, dtype: str = "", flops: int = 0) -> float:
-    """The roofline time of a problem, microseconds: no direct method can be faster (Williams et al., 2009).
+    """The roofline time of a direct, dense algorithm for a problem, microseconds (Williams et al., 2009).
 
-    Winograd and FFT need fewer operations than are counted, and may be faster if arithmetic is the limit.
+    It is no limit for other algorithms: Winograd and FFT need fewer operations than are counted, and engines that skip zeros of
+    the input need fewer too.
 
     It is the largest of three times: operations at the fastest arithmetic that the problem's numerics allow; all bytes at the
     bandwidth of the cache if they fit there, else of memory; and constants at the memory's bandwidth, if the protocol keeps

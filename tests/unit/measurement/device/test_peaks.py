@@ -2,41 +2,80 @@ import importlib
 from dataclasses import replace
 
 import pytest
+import torch
 
 from convoy.engines.manifest import load_engine
 from convoy.measurement import detect_target, floor_us, peaks
 from convoy.measurement.device.peaks import Peaks
+from convoy.measurement.device.shortest_run import NO_RATE, Rate
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
 from convoy.support import Support
 
+shortest_run_module = importlib.import_module("convoy.measurement.device.shortest_run")
 measured = importlib.import_module("convoy.measurement.device.peaks")  # the package's `peaks` is the function
 
 ROUND = Peaks(1e9, {"fp32": 1e12, "fp16": 4e12, "bf16": 4e12, "tf32": 2e12}, 1e10, 1 << 20)
 
 
-def test_ceilings_are_measured_once():
-    target = detect_target("cpu")
+@pytest.fixture
+def quick(monkeypatch):
+    """Every run is timed twice, whatever else the machine does."""
+    monkeypatch.setattr(shortest_run_module, "LEAST_S", 0.0)
+    monkeypatch.setattr(shortest_run_module, "MOST_S", 0.0)
+
+
+def test_ceilings_are_measured_once(quick):
+    target = replace(detect_target("cpu"), name="quick")
+    threads = torch.get_num_threads()
     found = peaks(target)
     assert found is peaks(target)
-    assert 1e8 < found.bytes_per_s <= found.cache_bytes_per_s < 1e14
-    assert 1e8 < found.flops["fp32"] < 1e15
+    assert 1e7 < found.bytes_per_s <= found.cache_bytes_per_s < 1e14
+    assert 1e7 < found.flops["fp32"] < 1e15
     assert found.cache_bytes == target.cache_bytes
+    assert torch.get_num_threads() == threads
 
 
-def test_of_a_product_and_a_convolution_the_faster_is_a_cpus_ceiling(monkeypatch):
+def test_of_a_product_and_a_convolution_the_faster_is_a_cpus_ceiling(quick, monkeypatch):
     """A floor above what a layer takes is none: on AMD's CPUs a product by MKL is far behind oneDNN's convolutions."""
     target = detect_target("cpu")
-    monkeypatch.setattr(measured, "_convolution_rate", lambda dtype, target: 1e20 if dtype == "fp32" else 0.0)
+    planted = {"fp32": Rate(1e20, settled=True), "bf16": NO_RATE}
+    monkeypatch.setattr(measured, "_convolution_rate", lambda dtype, target: planted[dtype])
     found = peaks(replace(target, name="another"))
     assert found.flops["fp32"] == 1e20
     assert 0 < found.flops["bf16"] < 1e20
 
 
-def test_what_onednn_does_not_do_has_no_rate(monkeypatch):
+def test_what_onednn_does_not_do_has_no_rate(quick, monkeypatch):
     target = detect_target("cpu")
-    assert measured._convolution_rate("fp32", target) > 1e8
+    assert measured._convolution_rate("fp32", target).per_s > 1e7
     monkeypatch.setattr(load_engine("onednn"), "supports", lambda problem, target: Support.no("planted"))
-    assert measured._convolution_rate("fp32", target) == 0
+    assert measured._convolution_rate("fp32", target) == NO_RATE
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_on_a_busy_cpu_the_rates_of_one_thread_count_too(monkeypatch, settled):
+    threads = torch.get_num_threads()
+    asked = []
+
+    def rates(target):
+        asked.append(torch.get_num_threads())
+        alone = len(asked) > 1
+        return {
+            "memory": Rate(17e9 if alone else 1e9, settled=settled or alone),
+            "cache": Rate(60e9, settled=True),
+            "fp32": Rate(90e9 if alone else 150e9, settled=True),
+        }
+
+    monkeypatch.setattr(measured, "_rates", rates)
+    torch.set_num_threads(2)
+    try:
+        found = peaks(replace(detect_target("cpu"), name=f"busy {settled}"))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert asked == ([2] if settled else [2, 1])
+    assert (found.bytes_per_s, found.flops) == (1e9 if settled else 17e9, {"fp32": 150e9})
+    assert found.settled
 
 
 def test_compute_bound_problems_take_their_operations():

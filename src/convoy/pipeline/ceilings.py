@@ -61,20 +61,20 @@ MULTI_CONV_PATTERNS: Final = ("banded", "merge")
 
 
 @dataclass(frozen=True, slots=True)
-class StepWork:
+class LayerWork:
     """Operations of a step, and the dtype that they are stored in; none for a subgraph without convolutions."""
 
     dtype: str = "fp32"
     flops: int = 0
 
 
-def work_of(graph: Graph, pattern: str, nodes: Sequence[str], problem: Problem) -> StepWork:
+def work_of(graph: Graph, pattern: str, nodes: Sequence[str], problem: Problem) -> LayerWork:
     """The operations of a region: of its own problem if that is a layer, else of the convolutions inside."""
     if isinstance(problem, (ConvProblem, LinearProblem)):
-        return StepWork(problem.y_spec.dtype, problem.flops)
+        return LayerWork(problem.y_spec.dtype, problem.flops)
     inside = [graph.node(name) for name in (nodes if pattern in MULTI_CONV_PATTERNS else ())]
     layers = [conv_problem(graph, node) for node in inside if node.op == "conv2d"]
-    return StepWork(layers[0].y_spec.dtype, sum(layer.flops for layer in layers)) if layers else StepWork()
+    return LayerWork(layers[0].y_spec.dtype, sum(layer.flops for layer in layers)) if layers else LayerWork()
 
 
 def problem_floor(net: Net, found: Peaks | None) -> Callable[[Problem], float] | None:
@@ -90,7 +90,7 @@ def problem_floor(net: Net, found: Peaks | None) -> Callable[[Problem], float] |
     }
 
     def floor(problem: Problem) -> float:
-        work = several.get(problem.key, StepWork())
+        work = several.get(problem.key, LayerWork())
         return floor_us(problem, found, work.dtype, work.flops)
 
     return floor

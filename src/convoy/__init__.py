@@ -10,13 +10,16 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from convoy._version import __version__
-from convoy.errors import ConvoyError, InputError, PlanError, SelectionError, UnsupportedError
+from convoy.errors import ConvoyError, InputError, PackageError, PlanError, SelectionError, UnsupportedError
 from convoy.settings import Check, Effort, LayoutChoice, Numerics, Settings, Solver
 
 if TYPE_CHECKING:
     # From the modules that define them: `convoy.pipeline.optimize` is a module too, and mypy takes a name for the module.
     from convoy.functional import conv2d as conv2d
     from convoy.functional import engines as engines
+    from convoy.package.export import export as export
+    from convoy.package.packaged_module import PackagedModule as PackagedModule
+    from convoy.package.packaged_module import open_package as open  # noqa: A004
     from convoy.pipeline.optimize import load as load
     from convoy.pipeline.optimize import optimize as optimize
     from convoy.program.optimized_module import OptimizedModule as OptimizedModule
@@ -25,9 +28,12 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "OptimizedModule": "convoy.program",
+    "PackagedModule": "convoy.package",
     "TrainingStep": "convoy.training.step",
     "conv2d": "convoy.functional",
+    "export": "convoy.package",
     "load": "convoy.pipeline",
+    "open": "convoy.package",
     "optimize": "convoy.pipeline",
     "training_step": "convoy.training",
 }
@@ -41,6 +47,8 @@ __all__ = [
     "LayoutChoice",
     "Numerics",
     "OptimizedModule",
+    "PackageError",
+    "PackagedModule",
     "PlanError",
     "SelectionError",
     "Settings",
@@ -50,7 +58,9 @@ __all__ = [
     "__version__",
     "conv2d",
     "engines",
+    "export",
     "load",
+    "open",
     "optimize",
     "training_step",
 ]

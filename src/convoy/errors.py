@@ -65,6 +65,10 @@ class PlanError(InputError):
     """A plan that is malformed, or made for another model, target, shape or version."""
 
 
+class PackageError(InputError):
+    """A `.convoy` package that is damaged, or made for another version, machine or device."""
+
+
 class UnsupportedError(ConvoyError):
     """An engine was asked by id for a problem that it cannot do."""
 

@@ -1,7 +1,7 @@
 """Structure: how a call's arguments and results nest, so that a graph of flat tensors can stand in for the module.
 
-The one module that uses `torch.utils._pytree`: torch 2.11 to 2.13 have no public name for it, and the specs that
-`torch.export` gives are its classes.
+With `structure_data`, the one module that uses `torch.utils._pytree`: torch 2.11 to 2.13 have no public name for it, and
+the specs that `torch.export` gives are its classes.
 """
 
 from __future__ import annotations
@@ -46,6 +46,16 @@ class Structure:
         self._names = sorted(positions, key=positions.__getitem__)
         self._count = len(self._leaves) - len(self._names)
         self._single = spec.is_leaf() and list(leaves) == [None]
+
+    @property
+    def spec(self) -> pytree.TreeSpec:
+        """The exporter's spec."""
+        return self._spec
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """The leaves in the spec's order."""
+        return self._leaves
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of a call, in the graph's order.

@@ -15,11 +15,13 @@ from convoy.cli import (
     doctor,
     engines,
     explain,
+    export,
     interrupt,
     layers,
     optimize,
     prune,
     report,
+    runtime,
     scale,
     sparsity,
     study,
@@ -44,7 +46,9 @@ app = typer.Typer(
 app.command("optimize", cls=Command, short_help="Tune a model on this machine, and report the choice.")(
     optimize.optimize
 )
-app.command("run", cls=Command, short_help="Run a model by a saved plan.")(run_command.run)
+app.command("run", cls=Command, short_help="Run a model by a saved plan, or a package.")(run_command.run)
+app.command("export", cls=Command, short_help="Write a model and its plan as one file.")(export.export)
+app.command("runtime", cls=Command, short_help="Write the C runtime of packages.")(runtime.runtime)
 app.command("train", cls=Command, short_help="Train a classifier on labelled images.")(train.train)
 app.command("prune", cls=Command, short_help="Make a model's weights sparse, and fine-tune it.")(prune.prune)
 app.command("sparsity", cls=Command, short_help="Show the zeros in a model's feature maps.")(sparsity.sparsity)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from convoy.cli import interrupt, options
 from convoy.cli.command_options import run_options as given
 from convoy.cli.output import say
+from convoy.cli.run_package import run_package
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def run(
     model: options.Model,
-    plan: given.Plan,
+    plan: given.Plan = None,
     images: options.Input = None,
     data: given.Data = None,
     split: given.Split = None,
@@ -37,10 +38,20 @@ def run(
     weights: options.Weights = None,
     trust: options.Trust = False,
 ) -> None:
-    """Run MODEL by a saved PLAN, measuring nothing: the class of each image, and PyTorch and Convoy side by side."""
+    """Run MODEL by a saved PLAN, measuring nothing: the class of each image, and PyTorch and Convoy side by side.
+
+    A .convoy file has a plan of its own.
+    """
+    interrupt.keeps(lambda: "nothing was written")
+    if model.endswith(".convoy"):
+        own = {"--plan": plan, "--data": data, "--split": split, "--images": limit, "--batch": batch, "--size": size}
+        run_package(model, images, {**own, "--dtype": dtype, "--weights": weights, "--device": device}, trust=trust)
+        return
+    if plan is None:
+        raise InputError("--plan", None, "a plan", "Write one with `convoy optimize --plan`, or run a .convoy file.")
+
     from convoy.plan import load as load_plan
 
-    interrupt.keeps(lambda: "nothing was written")
     check_words(images, data, split, limit)
     saved = load_plan(plan)  # refuse a bad plan before the model is loaded
     spec = image_of(saved)

@@ -77,12 +77,12 @@ def bind(
         verified = verify_plan(plan, captured.graph, regions, target, extra_engines, ask_engines=not tuned)
     plan, problems = verified.plan, verified.problems
     constants = [_constants(captured, region) for region in verified.regions]
-    keys = [_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
+    keys = [step_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
     builds = _Builds(problems, constants, packed, target, extra_engines)
     failed = builds.build(plan.steps, keys, ahead)
     if failed:
         plan = _on_baseline_where(failed, plan, problems, keys, target)
-        keys = [_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
+        keys = [step_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
         builds.build(plan.steps, keys, None)
     slots = _slots(captured.graph.inputs, plan.steps)
     outputs = [_output_slot(name, plan, slots) for name in captured.graph.outputs]
@@ -127,7 +127,8 @@ def _slots(inputs: Sequence[str], steps: Sequence[Step]) -> dict[str, int]:
     return slots
 
 
-def _key(step: Step, constants: Sequence[torch.Tensor]) -> StepKey:
+def step_key(step: Step, constants: Sequence[torch.Tensor]) -> StepKey:
+    """Steps with equal keys have equal executables and packed constants."""
     return (step.problem, step.config, step.layout, tuple(id(constant) for constant in constants))
 
 

@@ -8,7 +8,7 @@ per thread, in which values with disjoint lifetimes share memory. The inputs and
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
@@ -34,6 +34,10 @@ MOST_TENSORS: Final = 64
 
 LEAST: Final = 2
 """Fewest launches of a chain: a single one gains nothing."""
+
+
+ChainRunner = Callable[["ctypes.Array[_Launch]", int, "ctypes.Array[ctypes.c_void_p]"], object]
+"""Makes launches in order: (launches, their number, pointers of the values)."""
 
 
 class _Operand(ctypes.Structure):
@@ -154,14 +158,14 @@ def _launch(step: BoundStep, native: Native, at: dict[int, int], keeps: list[obj
     return _Launch(call, ctypes.addressof(native.settings), operands, len(operands))
 
 
-def chains_of(bound: BoundPlan) -> list[BoundStep | NativeChain]:
-    """A plan's steps, with consecutive launches that need no Python joined to chains."""
+def chains_of(bound: BoundPlan, least: int = LEAST) -> list[BoundStep | NativeChain]:
+    """A plan's steps, with at least `least` consecutive launches that need no Python joined to chains."""
     used, found = slot_users(bound.steps), list[BoundStep | NativeChain]()
     natives = [_native(step) for step in bound.steps]
     outputs = set(bound.outputs)
     for is_native, group in groupby(range(len(bound.steps)), key=lambda i: natives[i] is not None):
         run = list(group)
-        if not is_native or len(run) < LEAST:
+        if not is_native or len(run) < least:
             found += [bound.steps[i] for i in run]
             continue
         outside = {
@@ -194,16 +198,18 @@ class ChainedProgram(EagerProgram):
     Args:
         bound: the plan with its executables.
         device: the CPU.
+        runner: runs the launches of a chain, single ones too; None: chain.c, in this thread.
     """
 
-    def __init__(self, bound: BoundPlan, device: torch.device) -> None:
+    def __init__(self, bound: BoundPlan, device: torch.device, runner: ChainRunner | None = None) -> None:
         super().__init__(bound, device)
         self._single = {id(step): allocate for step, allocate in self._steps}
-        self._items = chains_of(bound)
+        self._items = chains_of(bound, LEAST if runner is None else 1)
         self._chains = [item for item in self._items if isinstance(item, NativeChain)]
-        if self._chains:
+        self._runner = runner
+        if self._chains and runner is None:
             try:
-                _driver()
+                self._runner = _driver()
             except CompileError:  # without a working compiler the launches run one by one
                 self._chains = []
 
@@ -237,7 +243,8 @@ class ChainedProgram(EagerProgram):
         for index, slot, spec, layout in chain.results:
             made = slots[slot] = empty(spec, layout, self.device)
             pointers[index] = address(made)
-        _driver()(chain.launches, chain.count, pointers)
+        assert self._runner is not None
+        self._runner(chain.launches, chain.count, pointers)
         for slot in chain.frees:
             slots[slot] = None
 

@@ -10,8 +10,12 @@ import typer
 from convoy.cli.command import ACCURACY, CHECKPOINTS, MODEL
 
 Plan = Annotated[
-    Path,
-    typer.Option("--plan", help="The plan to run, as `convoy optimize --plan` wrote it.", rich_help_panel=CHECKPOINTS),
+    Path | None,
+    typer.Option(
+        "--plan",
+        help="The plan to run, as `convoy optimize --plan` wrote it; a .convoy file has its own.",
+        rich_help_panel=CHECKPOINTS,
+    ),
 ]
 Data = Annotated[
     str | None,

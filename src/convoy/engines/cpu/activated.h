@@ -1,8 +1,4 @@
 /* Vectors of LANES floats, and the activations of kernels for CPUs. */
-#include <stdint.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #if defined(__AVX512F__) && LANES == 16
 #include <immintrin.h>
 #define MASKED
@@ -17,14 +13,6 @@ enum { NO_ACTIVATION, RELU, RELU6, SILU, HARDSWISH, HARDSIGMOID, SIGMOID };
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-INLINE int64_t thread_number(void) {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
 
 INLINE vec all_lanes(float value) {
     vec zero = {0};

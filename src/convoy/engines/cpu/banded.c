@@ -4,11 +4,7 @@
  * that the next band reads too move to the slot's beginning. A band of rows of a convolution is a convolution of fewer rows, with
  * fewer zeros above and below: so kernels are given other sizes, and compute what they would have.
  */
-#include <stdint.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #define MOST_STAGES 4
 #define MOST_WORDS 32
@@ -113,17 +109,13 @@ static void run(Work *u, Rows made) {
 void convoy_banded(const Bands *z, void *const *tensors) {
     const int64_t *first = z->stage[0].settings, *last = z->stage[z->stages - 1].settings;
     int64_t units = z->images * z->splits, made = last[P] * last[Q] * last[K];
-#pragma omp parallel for schedule(static) num_threads((int)least(z->threads, units))
-    for (int64_t unit = 0; unit < units; unit++) {
-        int64_t image = unit / z->splits, split = unit % z->splits, thread = 0;
-#ifdef _OPENMP
-        thread = omp_get_thread_num();
-#endif
+    PARALLEL_FOR(static, unit, units, least(z->threads, units)) {
+        int64_t image = unit / z->splits, split = unit % z->splits;
         Work u = {.z = z, .tensors = tensors + 4};
         u.x = (const float *)tensors[0] + image * first[H] * first[W] * first[C];
         u.residual = tensors[1] ? (const float *)tensors[1] + image * made : 0;
         u.y = (float *)tensors[2] + image * made;
-        u.slot = (float *)tensors[3] + thread * z->slot_floats;
-        run(&u, (Rows){last[P] * split / z->splits, last[P] * (split + 1) / z->splits});
+        u.slot = (float *)tensors[3] + THREAD_NUMBER() * z->slot_floats;
+        ALONE(run(&u, ((Rows){last[P] * split / z->splits, last[P] * (split + 1) / z->splits})));
     }
 }

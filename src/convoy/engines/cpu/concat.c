@@ -2,7 +2,6 @@
  *
  * A row is a pixel or an image; of each input it holds a piece of so many bytes.
  */
-#include <stdint.h>
 #include <string.h>
 
 #define WORTH_A_THREAD 65536 /* bytes that a thread must get for its start to be worth it */
@@ -17,8 +16,7 @@ void convoy_concat(const int64_t *settings, void *const *tensors) {
     for (int64_t i = 0; i < pieces; i++) whole += bytes[i];
     int64_t wanted = rows * whole / WORTH_A_THREAD;
     if (wanted < threads) threads = wanted;
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (threads > 1)
-    for (int64_t row = 0; row < rows; row++) {
+    PARALLEL_FOR(static, row, rows, threads) {
         char *at = to + row * whole;
         for (int64_t i = 0; i < pieces; i++) {
             memcpy(at, from[i] + row * bytes[i], bytes[i]);

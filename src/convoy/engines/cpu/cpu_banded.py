@@ -20,13 +20,12 @@ from typing import Any, Final, cast
 import torch
 
 from convoy.engines.base import Engine, Executable, Packed
-from convoy.engines.compilers.host_compiler import library
 from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.cpu_depthwise import ENGINE as DEPTHWISE
 from convoy.engines.cpu.cpu_direct import BAND_BLOCKS, PIXELS, DirectPartition
 from convoy.engines.cpu.cpu_direct import ENGINE as DIRECT
 from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand, bound_call
+from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable, Operand
 from convoy.engines.cpu.weight_tiles import FLAGS
 from convoy.engines.subgraph import parse_subgraph
 from convoy.problem import ConvProblem, Knobs, Problem, SubgraphProblem
@@ -148,6 +147,11 @@ class _Bands(ctypes.Structure):
     )
 
 
+_STAGE_WORDS: Final = ctypes.sizeof(_Stage) // 8
+_CALL_WORD: Final = _Bands.stage.offset // 8
+"""Index of the word that holds the first stage's kernel."""
+
+
 class _Banded(NativeExecutable):
     """One call, which makes the others."""
 
@@ -158,7 +162,7 @@ class _Banded(NativeExecutable):
         self._kernels = [_kernel(stage, target) for stage in plan.stages]
         self._counts = [0] * len(self._kernels)
         self.workspace_bytes = 4 * self._threads * plan.slot_floats(rows)[-1]
-        self.call = bound_call(library(SOURCE, FLAGS, CpuBanded.id), "convoy_banded")
+        self.use(KernelSource((PARALLEL_H, SOURCE), FLAGS, CpuBanded.id, "convoy_banded"))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """As each kernel packs its own, one after the other."""
@@ -192,7 +196,8 @@ class _Banded(NativeExecutable):
             assert one is not None
             bands.stage[index] = _stage(kernel, one, window, offsets[index])
             tensors += [operand if isinstance(operand, torch.Tensor) else None for operand in one.tensors]
-        return Native(bands, tuple(tensors))
+        calls = [(_CALL_WORD + i * _STAGE_WORDS, kernel.kernel) for i, kernel in enumerate(self._kernels)]
+        return Native(bands, tuple(tensors), tuple(calls))
 
 
 def _kernel(stage: Stage, target: Target) -> NativeExecutable:

@@ -9,9 +9,8 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.compilers.host_compiler import library
 from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand, bound_call
+from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable, Operand
 from convoy.engines.subgraph import parse_subgraph
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
 from convoy.regions.concat import concat_inputs
@@ -40,7 +39,7 @@ class _Concatenation(NativeExecutable):
         self._order = order
         self._settings = (ctypes.c_int64 * len(settings))(*settings)
         self._empty = not any(spec.elements for spec in specs)
-        self.call = bound_call(library(SOURCE, FLAGS, ConcatCpu.id), "convoy_concat")
+        self.use(KernelSource((PARALLEL_H, SOURCE), FLAGS, ConcatCpu.id, "convoy_concat"))
 
     def native(self, constants: Packed) -> Native | None:
         """Copy."""

@@ -10,9 +10,9 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
-from convoy.engines.compilers.host_compiler import lanes, library
+from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, taken
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
@@ -45,9 +45,8 @@ class _Depthwise(NativeExecutable):
             residual=problem.epilogue.residual,
             threads=torch.get_num_threads(),
         )
-        self.call = bound_call(
-            library((VECTORS_H, SOURCE), (*FLAGS, f"-DLANES={lanes()}"), CpuDepthwise.id), "convoy_depthwise"
-        )
+        flags = (*FLAGS, f"-DLANES={lanes()}")
+        self.use(KernelSource((PARALLEL_H, VECTORS_H, SOURCE), flags, CpuDepthwise.id, "convoy_depthwise"))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as [r, s, c], and the bias, zero where there is none."""

@@ -23,9 +23,9 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
-from convoy.engines.compilers.host_compiler import lanes, library
+from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, as_convolution, in_tiles, taken
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
@@ -70,10 +70,10 @@ def vectors() -> int:
     return 4 if lanes() == MOST_LANES or platform.machine() in ("aarch64", "arm64") else 2
 
 
-def compiled() -> ctypes.CDLL:
-    """The compiled kernel; raises CompileError where it cannot be had."""
+def kernel() -> KernelSource:
+    """The kernel for this machine's registers."""
     flags = (*FLAGS, f"-DLANES={lanes()}", f"-DVECTORS={vectors()}", f"-DPIXELS={PIXELS}")
-    return library((VECTORS_H, SOURCE), flags, CpuDirect.id)
+    return KernelSource((PARALLEL_H, VECTORS_H, SOURCE), flags, CpuDirect.id, "convoy_direct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class _DirectConvolution(NativeExecutable):
             residual=problem.epilogue.residual,
             threads=threads,
         )
-        self.call = bound_call(compiled(), "convoy_direct")
+        self.use(kernel())
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Weight and bias in tiles, and the zeros of a filter row."""

@@ -9,9 +9,9 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Engine, Executable, Packed
-from convoy.engines.compilers.host_compiler import compiler_support, library
+from convoy.engines.compilers.host_compiler import compiler_support
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
 from convoy.problem import Knobs, LayoutProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -29,7 +29,7 @@ class _LayoutCopy(NativeExecutable):
         to_nhwc = int(problem.layout == "nhwc")
         settings = n, c, h * w, to_nhwc, _value_bytes(problem), torch.get_num_threads()
         self._settings = (ctypes.c_int64 * len(settings))(*settings)
-        self.call = bound_call(library(SOURCE, FLAGS, CpuLayout.id), "convoy_layout")
+        self.use(KernelSource((PARALLEL_H, SOURCE), FLAGS, CpuLayout.id, "convoy_layout"))
 
     def native(self, constants: Packed) -> Native | None:
         """Copy."""

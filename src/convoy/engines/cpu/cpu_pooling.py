@@ -13,9 +13,8 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.compilers.host_compiler import library
 from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
 from convoy.engines.subgraph import pooling_of
 from convoy.problem import Knobs, Pool, Problem, SubgraphProblem, TensorSpec
 from convoy.target import Target
@@ -58,7 +57,7 @@ class _CpuPooling(NativeExecutable):
             n=n, c=c, h=h, w=w, y_h=y_h, y_w=y_w, average=pool.kind == "avg", **window,
             block_c=channels_of_block(c, w), threads=torch.get_num_threads(), flat=flat and y_h * y_w > 1,
         )  # fmt: skip
-        self.call = bound_call(library(SOURCE, FLAGS, PoolingCpu.id), "convoy_pooling")
+        self.use(KernelSource((PARALLEL_H, SOURCE), FLAGS, PoolingCpu.id, "convoy_pooling"))
 
     def native(self, constants: Packed) -> Native | None:
         """Rows, then columns."""

@@ -22,9 +22,9 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.compilers.host_compiler import lanes, library
+from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand, bound_call
+from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable, Operand
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H
 from convoy.engines.subgraph import parse_subgraph
 from convoy.graph.ir import Graph, Node, Ref
@@ -116,7 +116,7 @@ class _Scale(NativeExecutable):
         self._scaling, self._empty = scaling, n * h * w == 0
         self._settings = (ctypes.c_int64 * len(settings))(*settings)
         flags = (*FLAGS, f"-DLANES={lanes()}")
-        self.call = bound_call(library((VECTORS_H, SOURCE), flags, ScaleCpu.id), "convoy_scale")
+        self.use(KernelSource((PARALLEL_H, VECTORS_H, SOURCE), flags, ScaleCpu.id, "convoy_scale"))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Shift and scale, a value a channel."""

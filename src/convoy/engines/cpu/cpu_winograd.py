@@ -22,10 +22,10 @@ import torch
 from convoy.engines.algorithms.winograd_convolution import winograd_support
 from convoy.engines.algorithms.winograd_transforms import F2, F4
 from convoy.engines.base import Engine, Executable, Knobs, Packed
-from convoy.engines.compilers.host_compiler import lanes, library
+from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.cpu_direct import PIXELS, tile, vectors
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, in_tiles, taken
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
@@ -120,12 +120,12 @@ class _WinogradConvolution(NativeExecutable):
             threads=threads,
         )
         flags = (*FLAGS, f"-DLANES={lanes()}", f"-DVECTORS={vectors()}", f"-DPIXELS={PIXELS}")
-        self.call = bound_call(library((VECTORS_H, SOURCE), flags, CpuWinograd.id), "convoy_winograd")
+        self.use(KernelSource((PARALLEL_H, VECTORS_H, SOURCE), flags, CpuWinograd.id, "convoy_winograd"))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as [tiles of channels, (m + 2)^2, c, tile], transformed in float64 and rounded once; the bias in tiles."""
         weight, bias = in_tiles(self._problem, constants, tile())
-        matrix = torch.tensor(self._transform.weight, dtype=torch.float64)
+        matrix = torch.tensor(self._transform.weight, dtype=torch.float64, device=weight.device)
         transformed = torch.einsum("ir,trsck,js->tijck", matrix, weight.double(), matrix)
         return transformed.flatten(1, 2).float().contiguous(), bias
 

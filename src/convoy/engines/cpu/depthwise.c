@@ -106,8 +106,7 @@ void convoy_depthwise(const Sizes *z, void *const *tensors) {
     const float *x = tensors[0], *weight = tensors[1], *bias = tensors[2], *residual = tensors[3];
     float *y = tensors[4];
     int64_t units = z->n * z->p;
-#pragma omp parallel for schedule(static) num_threads((int)least(z->threads, units))
-    for (int64_t unit = 0; unit < units; unit++) {
+    PARALLEL_FOR(static, unit, units, least(z->threads, units)) {
         int64_t at = unit * z->q * z->c;
         Row u = {.z = z, .x = x + unit / z->p * z->h * z->w * z->c, .weight = weight, .bias = bias, .y = y + at};
         u.residual = residual ? residual + at : 0;

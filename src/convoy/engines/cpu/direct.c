@@ -179,9 +179,8 @@ void convoy_direct(const Sizes *z, void *const *tensors) {
     float *y = tensors[4], *workspace = tensors[6];
     int64_t pixels = z->p * z->q, blocks = up(pixels, PIXELS), registers = up(z->k, LANES);
     int64_t units = z->n * z->bands * z->groups;
-#pragma omp parallel for schedule(static) num_threads((int)least(z->threads, units))
-    for (int64_t unit = 0; unit < units; unit++) {
-        float *slot = workspace + thread_number() * z->slot_floats;
+    PARALLEL_FOR(static, unit, units, least(z->threads, units)) {
+        float *slot = workspace + THREAD_NUMBER() * z->slot_floats;
         int64_t group = unit % z->groups, band = unit / z->groups % z->bands, image = unit / z->groups / z->bands;
         int64_t first_block = blocks * band / z->bands, last_block = blocks * (band + 1) / z->bands;
         Work u = {.z = z, .image = x + image * z->h * z->w * z->c, .zeros = zeros, .held = slot};

@@ -2,7 +2,6 @@
  *
  * A unit is some pixels of an image. Few channels, an image's, are side by side at once; more go in squares that a cache holds.
  */
-#include <stdint.h>
 
 #define INLINE static inline __attribute__((always_inline))
 #define PIXELS 2048 /* of a unit */
@@ -44,8 +43,7 @@ COPY(8, uint64_t)
 void convoy_layout(const int64_t *settings, void *const *tensors) {
     int64_t images = settings[0], channels = settings[1], pixels = settings[2], to_nhwc = settings[3], bytes = settings[4];
     int64_t parts = (pixels + PIXELS - 1) / PIXELS, units = images * parts;
-#pragma omp parallel for schedule(static) num_threads((int)least(settings[5], units))
-    for (int64_t unit = 0; unit < units; unit++) {
+    PARALLEL_FOR(static, unit, units, least(settings[5], units)) {
         int64_t at = unit / parts * channels * pixels * bytes, first = unit % parts * PIXELS;
         const void *x = (const char *)tensors[0] + at;
         void *y = (char *)tensors[1] + at;

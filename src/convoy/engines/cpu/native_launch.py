@@ -12,15 +12,46 @@ import ctypes
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.compilers.host_compiler import library
 from convoy.errors import LaunchError
 
 Operand = tuple[Literal["arg", "result", "workspace"], int] | torch.Tensor | None
 """Where a pointer comes from: a launch's buffers, by kind and number; a tensor that stays; or nowhere (NULL)."""
+
+
+PARALLEL_H: Final = Path(__file__).with_name("parallel.h")
+"""The first part of every source: loops that threads share."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A function of a C source of this package, and how it is compiled.
+
+    Attributes:
+        parts: files that are concatenated.
+        flags: compiler flags, without those for threads.
+        engine: the engine's id, for errors and file names.
+        function: the function's name.
+    """
+
+    parts: tuple[Path, ...]
+    flags: tuple[str, ...]
+    engine: str
+    function: str
+
+    def bound(self) -> Callable[..., object]:
+        """The function, compiled for this machine; raises CompileError."""
+        return bound_call(library(self.parts, self.flags, self.engine), self.function)
+
+    def text(self) -> str:
+        """The whole source."""
+        return "".join(part.read_text(encoding="utf-8") for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +61,26 @@ class Native:
     Attributes:
         settings: the function's first argument.
         tensors: the source of each pointer, in order.
+        calls: (index of a 64-bit word of the settings, kernel whose address it holds), for a kernel that calls others.
     """
 
     settings: ctypes.Structure | ctypes.Array[ctypes.c_int64]
     tensors: tuple[Operand, ...]
+    calls: tuple[tuple[int, KernelSource], ...] = ()
 
 
 class NativeExecutable(Executable):
     """An executable that is one such function."""
 
+    kernel: KernelSource
+    """Where the function comes from."""
+
     call: Callable[..., object]
-    """The C function, from `bound_call`."""
+    """The function."""
+
+    def use(self, kernel: KernelSource) -> None:
+        """Compile a function and launch it from now on; raises CompileError."""
+        self.kernel, self.call = kernel, kernel.bound()
 
     @abstractmethod
     def native(self, constants: Packed) -> Native | None:

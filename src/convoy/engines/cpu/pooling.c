@@ -4,7 +4,6 @@
  * pixel of the result, the columns: window_h + window_w values are looked at instead of window_h * window_w. The reduced row
  * stays in the first cache. A flat result is in NCHW, for what reads each image's values as a row.
  */
-#include <stdint.h>
 
 #define BLOCK_FLOATS 4096 /* of a reduced row: 16 KB, half of a first cache or less */
 #define WORTH_A_THREAD 16384 /* values that a thread must get for its start to be worth it */
@@ -73,8 +72,7 @@ void convoy_pooling(const Sizes *s, void *const *tensors) {
     int64_t rows = s->n * s->y_h, blocks = (s->c + s->block_c - 1) / s->block_c;
     int64_t wanted = s->n * s->c * s->h * s->w / WORTH_A_THREAD;
     int threads = (int)most(1, least(s->threads, wanted));
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t at = 0; at < rows * blocks; at++) {
+    PARALLEL_FOR(static, at, rows * blocks, threads) {
         if (s->average)
             unit(s, x, y, at / blocks, at % blocks * s->block_c, 1);
         else

@@ -56,8 +56,7 @@ void convoy_scale(const int64_t *settings, void *const *tensors) {
     float *y = tensors[pieces + 2];
     for (int64_t i = 0; i < pieces; i++) whole += channels[i];
     threads = most(1, least(threads, images * pixels * whole / WORTH_A_THREAD));
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (threads > 1)
-    for (int64_t unit = 0; unit < images * blocks; unit++) {
+    PARALLEL_FOR(static, unit, images * blocks, threads) {
         int64_t image = unit / blocks, in_image = unit % blocks * PIXELS, first = image * pixels + in_image, channel = 0;
         for (int64_t i = 0; i < pieces; channel += channels[i++]) {
             const float *x = tensors[i];

@@ -215,9 +215,8 @@ void convoy_winograd(const Sizes *z, void *const *tensors) {
     int64_t tiles = z->n * z->rows * z->columns, blocks = up(tiles, PIXELS);
     int64_t registers = up(z->k, LANES), units = z->groups * z->bands;
     int64_t positions = (z->m + 2) * (z->m + 2);
-#pragma omp parallel for schedule(static) num_threads((int)least(z->threads, units))
-    for (int64_t unit = 0; unit < units; unit++) {
-        float *slot = workspace + thread_number() * z->slot_floats;
+    PARALLEL_FOR(static, unit, units, least(z->threads, units)) {
+        float *slot = workspace + THREAD_NUMBER() * z->slot_floats;
         int64_t group = unit / z->bands, band = unit % z->bands;
         int64_t first = tiles * (blocks * band / z->bands) / blocks, last = tiles * (blocks * (band + 1) / z->bands) / blocks;
         Band u = {.z = z, .x = x, .inputs = slot, .first = first, .count = last - first};

@@ -21,9 +21,9 @@ import torch
 
 from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.base import Engine, Executable, Knobs, Packed
-from convoy.engines.compilers.host_compiler import lanes, library
+from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand, bound_call
+from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable, Operand
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, CHEAP, FLAGS, VECTORS_H, in_tiles, taken
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
@@ -60,9 +60,11 @@ _REST: Final = ("activation", "residual", "band", "tiles_a_unit", "block_c", "th
 # fmt: on
 
 
-def compiled() -> ctypes.CDLL:
-    """The compiled kernel; raises CompileError where it cannot be had."""
-    return library((VECTORS_H, SOURCE), (*FLAGS, f"-DLANES={lanes()}"), "zeroskip.cpu")
+def kernel() -> KernelSource:
+    """The kernel for this machine's registers."""
+    return KernelSource(
+        (PARALLEL_H, VECTORS_H, SOURCE), (*FLAGS, f"-DLANES={lanes()}"), "zeroskip.cpu", "convoy_zeroskip"
+    )
 
 
 class _ZeroskipSizes(ctypes.Structure):
@@ -151,7 +153,7 @@ class _ZeroskipConvolution(NativeExecutable):
         self.workspace_bytes = division.threads * division.slot_bytes
         self._sizes, self._dense = (_sizes(problem, division, share) for share in _shares(problem, division, knobs))
         self._tile = VECTORS * lanes()
-        self.call = bound_call(compiled(), "convoy_zeroskip")
+        self.use(kernel())
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Weight and bias in tiles, and whether zeros may be skipped."""

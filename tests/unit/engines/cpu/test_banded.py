@@ -14,6 +14,7 @@ from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import cpu_banded, cpu_depthwise
 from convoy.engines.cpu.cpu_banded import ENGINE, plan_of
 from convoy.engines.cpu.cpu_direct import PART_BYTES, DirectPartition, tile
+from convoy.engines.cpu.native_launch import PARALLEL_H
 from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.candidate import prepare
 from convoy.measurement.data import make_data
@@ -186,7 +187,9 @@ def test_it_reads_and_writes_nothing_else(tmp_path: Path, missing: int) -> None:
     own = cpu_banded.SOURCE.read_text(encoding="utf-8")
     for name in ("least", "most"):  # both sources have them
         own = re.sub(rf"static int64_t {name}\(.*\n", "", own)
-    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, cpu_depthwise.SOURCE)) + own + MAIN
+    source = (
+        "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, VECTORS_H, cpu_depthwise.SOURCE)) + own + MAIN
+    )
     done = sanitized.run(tmp_path, source, "-DLANES=4", f"-DMISSING={missing}")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 

@@ -11,6 +11,7 @@ import torch
 from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import cpu_depthwise
 from convoy.engines.cpu.cpu_depthwise import ENGINE
+from convoy.engines.cpu.native_launch import PARALLEL_H
 from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
@@ -126,7 +127,7 @@ int main(void) {
 @pytest.mark.parametrize("lanes", [4, 16])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, cpu_depthwise.SOURCE)) + MAIN
+    source = "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, VECTORS_H, cpu_depthwise.SOURCE)) + MAIN
     done = sanitized.run(tmp_path, source, f"-DLANES={lanes}", f"-DMISSING={missing}")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 

@@ -12,6 +12,7 @@ from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import cpu_direct
 from convoy.engines.cpu.cpu_direct import ENGINE, PART_BYTES, PIXELS, DirectPartition, tile
+from convoy.engines.cpu.native_launch import PARALLEL_H
 from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
@@ -213,7 +214,7 @@ int main(void) {
 @pytest.mark.parametrize("lanes", [4, 8])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, cpu_direct.SOURCE)) + MAIN
+    source = "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, VECTORS_H, cpu_direct.SOURCE)) + MAIN
     flags = (f"-DLANES={lanes}", "-DVECTORS=2", f"-DPIXELS={PIXELS}", f"-DMISSING={missing}")
     done = sanitized.run(tmp_path, source, *flags)
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]

@@ -11,6 +11,7 @@ from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import cpu_layout
 from convoy.engines.cpu.cpu_layout import ENGINE
+from convoy.engines.cpu.native_launch import PARALLEL_H
 from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.candidate import prepare
 from convoy.measurement.device.detect import detect_target
@@ -84,5 +85,6 @@ int main(void) {
 @pytest.mark.parametrize("missing", [0, 1])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    done = sanitized.run(tmp_path, cpu_layout.SOURCE.read_text(encoding="utf-8") + MAIN, f"-DMISSING={missing}")
+    source = "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, cpu_layout.SOURCE)) + MAIN
+    done = sanitized.run(tmp_path, source, f"-DMISSING={missing}")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]

@@ -12,6 +12,7 @@ from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
 from convoy.engines.compilers.host_compiler import library
 from convoy.engines.cpu import cpu_concat, cpu_pooling
+from convoy.engines.cpu.native_launch import PARALLEL_H
 from convoy.engines.manifest import load_engine
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CompileError
@@ -233,7 +234,7 @@ int main(void) {
 @pytest.mark.parametrize("missing", [0, 1])
 def test_poolings_read_and_write_nothing_else(tmp_path: Path, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    source = cpu_pooling.SOURCE.read_text(encoding="utf-8") + MAIN
+    source = PARALLEL_H.read_text(encoding="utf-8") + cpu_pooling.SOURCE.read_text(encoding="utf-8") + MAIN
     done = sanitized.run(tmp_path, source, f"-DMISSING={missing}")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu.cpu_scale import ENGINE, SOURCE
+from convoy.engines.cpu.native_launch import PARALLEL_H
 from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.candidate import prepare
 from convoy.measurement.device.detect import detect_target
@@ -216,6 +217,6 @@ int main(void) {
 @pytest.mark.parametrize("missing", [0, 1])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, SOURCE)) + MAIN
+    source = "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, VECTORS_H, SOURCE)) + MAIN
     done = sanitized.run(tmp_path, source, f"-DMISSING={missing}", "-DLANES=8")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]

@@ -1,0 +1,104 @@
+"""Structures as JSON: how a packaged net's arguments and results nest. Only containers and constants of Python itself."""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+from torch.utils import _pytree as pytree
+
+from convoy.capture.structure import ConstantLeaf, Leaf, Structure
+from convoy.errors import InputError
+
+MOST_DEPTH: Final = 20
+MOST_LEAVES: Final = 10_000
+
+_CONSTANTS: Final = (bool, int, float, str, type(None))
+
+
+class _Tensor:
+    """Stands for a tensor among nested containers."""
+
+
+_TENSOR: Final = _Tensor()
+
+
+def structure_data(structure: Structure, what: str) -> Any:
+    """A structure as JSON types.
+
+    A tensor is `"tensor"`; the rest are `["tuple", ...]`, `["list", ...]`, `["dict", [key, value], ...]`, `["none"]` and
+    `["constant", value]`.
+
+    Raises:
+        InputError: naming `what`, for containers and constants of other types.
+    """
+    leaves = [_TENSOR if leaf is None else leaf for leaf in structure.leaves]
+    return _data(pytree.tree_unflatten(leaves, structure.spec), what)
+
+
+def structure_from_data(data: object, what: str, error: type[InputError] = InputError) -> Structure:
+    """Inverse of `structure_data`.
+
+    Raises:
+        InputError: or `error`, naming `what`, for anything else.
+    """
+    nested = _nested(data, what, error, 0)
+    leaves, spec = pytree.tree_flatten(nested)
+    if len(leaves) > MOST_LEAVES:
+        raise error(what, len(leaves), f"at most {MOST_LEAVES} values")
+    found: list[Leaf] = [None if leaf is _TENSOR else cast("ConstantLeaf", leaf) for leaf in leaves]
+    return Structure(spec, found, plain=_is_plain(nested))
+
+
+def _data(value: object, what: str) -> Any:
+    if isinstance(value, _Tensor):
+        return "tensor"
+    if isinstance(value, ConstantLeaf):
+        if type(value.value) not in _CONSTANTS:
+            raise InputError(what, value.value, "tensors, numbers, texts and None", "A package holds nothing else.")
+        return ["constant", value.value]
+    if value is None:
+        return ["none"]
+    if type(value) in (tuple, list):
+        items = cast("tuple[object, ...] | list[object]", value)
+        return [type(items).__name__, *(_data(item, what) for item in items)]
+    if isinstance(value, dict) and type(cast("object", value)) is dict:
+        pairs = cast("dict[object, object]", value)
+        if all(isinstance(key, str) for key in pairs):
+            return ["dict", *([key, _data(item, what)] for key, item in pairs.items())]
+    todo = "Return tuples, lists or dicts with texts as keys: a package holds nothing else."
+    raise InputError(what, type(cast("object", value)).__name__, "a tuple, list or dict", todo)
+
+
+def _is_plain(nested: Any) -> bool:
+    """Whether arguments are tensors by position and by name, and nothing else."""
+    if not isinstance(nested, tuple):
+        return False
+    parts = cast("tuple[Any, ...]", nested)
+    if len(parts) != 2 or not isinstance(parts[0], tuple) or not isinstance(parts[1], dict):
+        return False
+    items = (*cast("tuple[Any, ...]", parts[0]), *cast("dict[str, Any]", parts[1]).values())
+    return all(item is _TENSOR for item in items)
+
+
+def _nested(data: object, what: str, error: type[InputError], depth: int) -> Any:
+    if data == "tensor":
+        return _TENSOR
+    parts = cast("list[Any]", data) if isinstance(data, list) and depth <= MOST_DEPTH else []
+    kind, items = (parts[0], parts[1:]) if parts else (None, [])
+    if kind == "none" and not items:
+        return None
+    if kind == "constant" and len(items) == 1 and type(items[0]) in _CONSTANTS:
+        return ConstantLeaf(items[0])
+    if kind in ("tuple", "list"):
+        found = [_nested(item, what, error, depth + 1) for item in items]
+        return tuple(found) if kind == "tuple" else found
+    if kind == "dict" and all(map(_is_pair, items)):
+        named: dict[str, Any] = {pair[0]: _nested(pair[1], what, error, depth + 1) for pair in items}
+        if len(named) == len(items):
+            return named
+    raise error(what, cast("object", data), "a structure of tensors")
+
+
+def _is_pair(item: object) -> bool:
+    pair = cast("list[object]", item) if isinstance(item, list) else []
+    return len(pair) == 2 and isinstance(pair[0], str)

@@ -1,0 +1,264 @@
+"""From a package's members to a runnable program: executables around its compiled code, or built anew from the plan."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from convoy.capture import Captured
+from convoy.capture.weight_masks import weight_masks
+from convoy.engines.base import Executable, Packed
+from convoy.engines.dynamic_weight import build
+from convoy.engines.manifest import load_engine
+from convoy.engines.torch_operators import DTYPES
+from convoy.errors import InputError, PackageError
+from convoy.graph.ir import Graph
+from convoy.graph.text import digest, parse_graph
+from convoy.graph.verify import verify
+from convoy.package.archive import PackageArchive
+from convoy.package.kernels import PackagedKernel, TeamRunner, why_not_packed
+from convoy.package.manifest import Manifest, ProgramMembers
+from convoy.package.program_file import PackedProgram, read_program
+from convoy.plan.describe import title
+from convoy.plan.file import MAX_BYTES as MOST_PLAN_BYTES
+from convoy.plan.file import from_dict
+from convoy.plan.plan import Plan, Step
+from convoy.problem import Problem, WeightMask
+from convoy.program import PackedSteps, Program, bind
+from convoy.program.bind import step_key
+from convoy.program.native_chains import ChainedProgram
+from convoy.program.verify_plan import Regions, Verified, verify_plan, why_not
+from convoy.regions import PATTERNS, Region, fused_regions, propose
+from convoy.target import Target
+from convoy.untrusted import parse_json
+
+MOST_GRAPH_BYTES: Final = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedParts:
+    """What all programs of a package share.
+
+    Attributes:
+        archive: the file.
+        manifest: its manifest.
+        tensors: its tensors, in the file's memory.
+        functions: functions of its compiled code; None where that is not trusted.
+        library: the compiled code, likewise.
+        target: this machine.
+    """
+
+    archive: PackageArchive
+    manifest: Manifest
+    tensors: Mapping[str, torch.Tensor]
+    functions: Sequence[Any] | None
+    library: ctypes.CDLL | None
+    target: Target
+
+
+def bound_program(parts: OpenedParts, members: ProgramMembers) -> tuple[Program, PackedProgram]:
+    """A program of a package, ready to run.
+
+    Raises:
+        PackageError: its parts do not fit each other, or it needs another machine.
+        CompileError: a kernel must be built, and cannot be.
+    """
+    archive = parts.archive
+    program = read_program(
+        archive.view(members.program), f"{members.program} of {archive.path}", len(parts.manifest.kernels)
+    )
+    try:
+        graph = _graph(archive, members.graph)
+        plan = _plan(archive, members.plan)
+        _check_fit(archive, graph, plan, program)
+        captured = _captured(parts, graph, plan, program)
+        verified = verify_plan(plan, graph, captured[1], parts.target, ask_engines=False)
+        packed = _packed_steps(parts, program, captured[0], verified)
+        bound = bind(plan, captured[0], captured[1], parts.target, packed=packed, tuned=True)
+    except PackageError:
+        raise
+    except InputError as error:  # of graphs and plans
+        raise PackageError(f"{error.argument} of {archive.path}", error.value, error.expected, error.todo) from error
+    with torch.no_grad():
+        runner = None if parts.library is None else TeamRunner(parts.library, program.threads)
+        runnable = ChainedProgram(bound, torch.device("cpu"), runner)
+    return Program(plan, captured[0], runnable, bound.resident_bytes), program
+
+
+def _graph(archive: PackageArchive, member: str) -> Graph:
+    content = archive.view(member)
+    if len(content) > MOST_GRAPH_BYTES:
+        raise PackageError(member, len(content), f"at most {MOST_GRAPH_BYTES} bytes")
+    try:
+        graph = parse_graph(bytes(content).decode("utf-8"))
+    except UnicodeDecodeError:
+        raise PackageError(member, archive.path, "text in UTF-8") from None
+    verify(graph)
+    return graph
+
+
+def _plan(archive: PackageArchive, member: str) -> Plan:
+    content = archive.view(member)
+    if len(content) > MOST_PLAN_BYTES:
+        raise PackageError(member, len(content), f"at most {MOST_PLAN_BYTES} bytes")
+    return from_dict(parse_json(bytes(content), f"{member} of {archive.path}", PackageError))
+
+
+def _check_fit(archive: PackageArchive, graph: Graph, plan: Plan, program: PackedProgram) -> None:
+    """Compare graph, plan and program with each other."""
+    expected = (
+        ("graph digest", digest(graph), plan.graph_digest),
+        ("steps", len(program.steps), len(plan.steps)),
+        ("inputs", [str(one.spec) for one in program.inputs], [str(graph.values[name].spec) for name in graph.inputs]),
+        ("outputs", [one.name for one in program.outputs], list(graph.outputs)),
+        ("arguments", program.arguments.leaves.count(None), len(graph.inputs)),
+        ("results", program.results.leaves.count(None), len(graph.outputs)),
+        ("baseline", plan.baseline, False),
+        ("streams", any(step.stream for step in plan.steps), False),
+    )
+    for name, found, wanted in expected:
+        if found != wanted:
+            raise PackageError(f"{name} of {archive.path}", found, f"{wanted}, which another member has")
+    for one, name in zip(program.outputs, graph.outputs, strict=True):
+        if one.spec != graph.values[name].spec:
+            raise PackageError(
+                f"outputs of {archive.path}", str(one.spec), f"{graph.values[name].spec}, as in the graph"
+            )
+    if program.strides and len(program.strides) != len(graph.outputs):
+        raise PackageError(f"strides of {archive.path}", len(program.strides), "strides of each output")
+    for strides, name in zip(program.strides, graph.outputs, strict=False):
+        shape = graph.values[name].spec.shape
+        if strides is not None and not _dense(shape, strides):
+            raise PackageError(f"strides of {archive.path}", strides, f"dense strides of a tensor {list(shape)}")
+
+
+def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether strides give each element a place of its own in as much memory as the tensor has."""
+    if len(shape) != len(strides):
+        return False
+    size = 1
+    for stride, side in sorted((stride, side) for stride, side in zip(strides, shape, strict=True) if side != 1):
+        if stride != size and side:
+            return False
+        size *= side
+    return True
+
+
+def _captured(parts: OpenedParts, graph: Graph, plan: Plan, program: PackedProgram) -> tuple[Captured, Regions]:
+    """The graph with those constants that the package holds unpacked, and its regions.
+
+    A constant that it holds packed alone is a tensor without memory: nothing reads it.
+    """
+    regions = _regions(graph, plan, {})
+    constants = {
+        value.name: torch.empty(value.spec.shape, dtype=DTYPES[value.spec.dtype], device="meta")
+        for value in graph.constants()
+    }
+    for step, own in zip(plan.steps, program.steps, strict=True):
+        region = regions.get((step.pattern, step.nodes))
+        if own.packed or step.kind == "convert" or region is None:  # `verify_plan` refuses a step without a region
+            continue
+        if len(region.constants) != len(own.constants):
+            raise PackageError(f"constants of {parts.archive.path}", title(step), "as many constants as its region has")
+        for name, tensor_name in zip(region.constants, own.constants, strict=True):
+            tensor, spec = _tensor(parts, tensor_name), graph.values[name].spec
+            if tuple(tensor.shape) != spec.shape or tensor.dtype != DTYPES[spec.dtype]:
+                raise PackageError(f"constants of {parts.archive.path}", list(tensor.shape), f"{spec} for {name}")
+            constants[name] = tensor
+    captured = Captured(graph, constants, program.arguments, program.results, strides=program.strides)
+    known = dataclasses.replace(captured, constants={n: t for n, t in constants.items() if not t.is_meta})
+    masks = weight_masks(known) if any("mask" in step.problem for step in plan.steps) else {}
+    return captured, _regions(graph, plan, masks) if masks else regions
+
+
+def _regions(graph: Graph, plan: Plan, masks: Mapping[str, WeightMask]) -> dict[tuple[str, tuple[str, ...]], Region]:
+    """The graph's regions of the patterns that the plan has, and groups of nodes that its engines compute together."""
+    patterns = [name for name in PATTERNS if any(step.pattern == name for step in plan.steps)]
+    layouts = tuple(dict.fromkeys((*plan.border.values(), "nchw", "nhwc")))
+    found = propose(graph, layouts=layouts, numerics=plan.numerics, patterns=patterns, masks=masks)
+    if any(step.pattern == "fused" for step in plan.steps):
+        known = {region.id for region in found}
+        for engine_id in dict.fromkeys(step.config.engine for step in plan.steps if step.pattern == "fused"):
+            engine = load_engine(engine_id)
+            fused = fused_regions(graph, engine.fusions(graph), layouts, engine.id)
+            found += [region for region in fused if region.id not in known]
+    return {(region.pattern, region.nodes): region for region in found}
+
+
+def _tensor(parts: OpenedParts, name: object) -> torch.Tensor:
+    if not isinstance(name, str) or name not in parts.tensors:
+        raise PackageError(f"constants of {parts.archive.path}", name, "names of tensors in the package")
+    return parts.tensors[name]
+
+
+def _packed_steps(parts: OpenedParts, program: PackedProgram, captured: Captured, verified: Verified) -> PackedSteps:
+    """Executables and constants of the steps that the package holds packed; `bind` builds the others."""
+    found: PackedSteps = {}
+    for step, own, problem, region in zip(
+        verified.plan.steps, program.steps, verified.problems, verified.regions, strict=True
+    ):
+        constants = [captured.constants[name] for name in (region.constants if region else ())]
+        key = step_key(step, constants)
+        if key in found:
+            continue
+        trusted = parts.functions is not None and own.launch is not None
+        if not trusted:
+            _check_can_run(parts, step, problem)
+        if not own.packed:
+            continue
+        tensors: Packed = tuple(_tensor(parts, one) if isinstance(one, str) else one for one in own.constants)
+        if parts.functions is not None and own.launch is not None:
+            found[key] = PackagedKernel(own.launch, parts.functions, program.workspace_bytes), tensors
+        else:
+            found[key] = _built(parts, step, problem, constants, tensors), tensors
+    return found
+
+
+def _check_can_run(parts: OpenedParts, step: Step, problem: Problem) -> None:
+    """Raise PackageError if this machine, as it is, cannot run a step's engine."""
+    reason = why_not(step.config, problem, parts.target)
+    if reason:
+        made, here = parts.manifest.target, parts.target
+        raise PackageError(
+            f"step {title(step)} of {parts.archive.path}",
+            step.config.engine,
+            f"a machine that can run it: it was made on {made.name} ({made.arch}), this is {here.name} ({here.arch})",
+            f"Here {reason}. Export the package again on this machine.",
+        )
+
+
+def _built(
+    parts: OpenedParts, step: Step, problem: Problem, constants: Sequence[torch.Tensor], packed: Packed
+) -> Executable:
+    """An executable that is built here, from sources that Convoy holds, for constants that the package holds packed."""
+    path = parts.archive.path
+    refused = why_not_packed(parts.manifest.needs)
+    if refused:
+        todo = "Allow its own code, if you trust the person who made it (trust=True, --trust), or export it here."
+        raise PackageError("package", path, f"kernels that fit it, but {refused}", todo)
+    executable = build(load_engine(step.config.engine), problem, step.config.knobs, parts.target)
+    expected = _packed_like(executable, constants)
+    fits = len(expected) == len(packed) and all(map(_alike, expected, packed))
+    if not fits:
+        raise PackageError(f"constants of {path}", title(step), "the shapes and dtypes that its kernel reads")
+    return executable
+
+
+def _packed_like(executable: Executable, constants: Sequence[torch.Tensor]) -> Packed:
+    """Packed constants of the right shapes: of tensors without memory, or of zeros if an engine must read values."""
+    specs = [(constant.shape, constant.dtype) for constant in constants]
+    try:
+        return executable.pack([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in specs])
+    except (RuntimeError, NotImplementedError):
+        return executable.pack([torch.zeros(shape, dtype=dtype) for shape, dtype in specs])
+
+
+def _alike(expected: object, given: object) -> bool:
+    if not isinstance(expected, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return type(expected) is type(given)
+    return (expected.shape, expected.dtype) == (given.shape, given.dtype)

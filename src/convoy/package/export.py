@@ -1,0 +1,169 @@
+"""export: from a module and its plan to one file that runs without them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from convoy import plan as plans
+from convoy.errors import InputError, PlanError
+from convoy.graph.text import digest
+from convoy.package.plan_choice import baseline_plan, portable_plan
+from convoy.package.write import BoundNet, ModelInfo, write_package
+from convoy.pipeline.captured_net import captured_net
+from convoy.pipeline.isolation import isolate, preserve_global_state
+from convoy.pipeline.model_arguments import checked_model
+from convoy.pipeline.net import Net
+from convoy.pipeline.optimize import optimize
+from convoy.pipeline.optimize_result import NO_GRAPH
+from convoy.pipeline.plan_target import check_target, device_of, target_for
+from convoy.plan import Plan
+from convoy.program import OptimizedModule, bind
+from convoy.program.call_forms import checked_arguments
+from convoy.program.verify_plan import verify_plan
+from convoy.settings import Numerics, Settings, checked_settings
+
+Arguments = tuple[Any, ...] | list[Any] | torch.Tensor
+"""Arguments of one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A program to be exported: its plan, and arguments of its shapes. Without a plan one is chosen."""
+
+    plan: Plan | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def export(
+    model: nn.Module,
+    path: str | Path,
+    args: Arguments | None = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    more_args: Sequence[tuple[Any, ...]] = (),
+    plan: str | Path | Plan | None = None,
+    portable: bool = False,
+    settings: Settings | None = None,
+    name: str = "",
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]] = ((), ()),
+) -> Path:
+    """Write a module as one file, which `convoy.open` and `convoy run` take without the module.
+
+    The file holds the graph, the plan, the weights as the kernels read them, and the compiled kernels. Today it is for CPUs.
+
+    Args:
+        model: a module in evaluation mode, or what `convoy.optimize` returned: then its plans are exported, one program for
+            each set of shapes.
+        path: the file to write, usually `NAME.convoy`. An existing file is replaced when the new one is complete.
+        args: example inputs; needed unless `model` is an optimised module.
+        kwargs: example keyword inputs.
+        more_args: further example inputs, such as other batch sizes: the package gets a program for each, and the weights once.
+        plan: a plan, or the file of one, to be used in place of tuning.
+        portable: use only Convoy's C kernels, so that the C runtime (`libconvoy`) can run the package.
+        settings: for tuning, if there is no plan.
+        name: name of the model in the package; its class name by default.
+        normalisation: mean and standard deviation of each channel, by which `convoy run` normalises images.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: arguments that do not fit, a path that cannot be written, or layers without a C kernel (`portable`).
+        PlanError: the plan is for another model, shape or machine.
+        CaptureError: the module cannot be captured as one graph.
+        CompileError: the kernels could not be compiled.
+    """
+    options = checked_settings(settings)
+    stock = model.model if isinstance(model, OptimizedModule) else checked_model(model)
+    if plan is not None and not isinstance(plan, Plan):
+        plan = plans.load(Path(plan))
+    if more_args and (args is None or plan is not None):
+        raise InputError("more_args", len(more_args), "args and no plan", "Export what `convoy.optimize` returned.")
+    requests = [
+        one
+        for given in (args, *more_args)
+        for one in _requests(model, stock, given, kwargs, plan, options, name, portable=portable)
+    ]
+    with preserve_global_state():
+        nets = [_bound_net(stock, request, options, portable=portable) for request in requests]
+        shown = name or next((one.plan.model for one in requests if one.plan is not None), "") or type(stock).__name__
+        info = ModelInfo(shown, target_for("cpu"), *normalisation)
+        write_package(Path(path), nets, info, portable=portable)
+    return Path(path)
+
+
+def _requests(
+    model: nn.Module,
+    stock: nn.Module,
+    args: Arguments | None,
+    kwargs: dict[str, Any] | None,
+    plan: Plan | None,
+    settings: Settings,
+    name: str,
+    *,
+    portable: bool,
+) -> list[_Request]:
+    """The programs to be exported."""
+    if args is None:
+        if not isinstance(model, OptimizedModule):
+            raise InputError("args", None, "example inputs", "Pass them as a tuple: (x,).")
+        found = [(cached.program.plan, *cached.example.zeros()) for cached in model.program_cache.tuned.values()]
+        return [_Request(plan or own, given, named) for own, given, named in found]
+    given, named = checked_arguments(stock, args, kwargs)
+    if plan is None and not portable:
+        tuned = (
+            model if isinstance(model, OptimizedModule) else optimize(model, given, named, settings=settings, name=name)
+        )
+        plan = tuned.programs[0].plan
+    return [_Request(plan, given, named)]
+
+
+def _bound_net(model: nn.Module, request: _Request, settings: Settings, *, portable: bool) -> BoundNet:
+    """Capture the module again, for its weights, and bind the plan."""
+    target = target_for(_cpu_of(model, request))
+    plan = request.plan
+    numerics = settings.numerics if plan is None else Numerics(plan.numerics)
+    if plan is not None:
+        check_target(plan, target)
+        if plan.graph_digest == NO_GRAPH:
+            raise PlanError(
+                "plan", plan.model, "a plan of a model that is one graph", "Layers tuned apart cannot be packaged."
+            )
+    whole = dataclasses.replace(settings, numerics=numerics, only_engines=(), deny_engines=())
+    net = captured_net("" if plan is None else plan.model, isolate(model, request.args, request.kwargs), whole, target)
+    plan = _checked_plan(net, plan, settings, portable=portable)
+    with torch.no_grad():
+        bound = bind(plan, net.captured, net.regions_by_nodes, target, settings.engines)
+    assert bound.plan is not None
+    regions = verify_plan(bound.plan, net.captured.graph, net.regions_by_nodes, target, ask_engines=False).regions
+    return BoundNet(net.captured, bound, regions)
+
+
+def _cpu_of(model: nn.Module, request: _Request) -> str:
+    device = device_of(model, request.args, request.kwargs)
+    if device != "cpu":
+        todo = "GPU packages are not there yet: move the module with .cpu(), or save a plan and use convoy.load."
+        raise InputError("device", device, "a module on the CPU", todo)
+    return device
+
+
+def _checked_plan(net: Net, plan: Plan | None, settings: Settings, *, portable: bool) -> Plan:
+    """The plan to be bound: the one given, PyTorch's own operators where tuning found nothing faster, or a portable one."""
+    found = digest(net.captured.graph)
+    if plan is None or (portable and plan.baseline):
+        return portable_plan(net, settings)
+    if plan.graph_digest != found:
+        raise PlanError("plan", plan.graph_digest, f"a plan of this model, digest {found}", "Tune the model again.")
+    if plan.baseline:
+        return baseline_plan(net, plan)
+    if any(step.stream for step in plan.steps):
+        raise PlanError("plan", plan.model, "a plan on one stream")
+    return plan

@@ -1,0 +1,125 @@
+"""Plans that are chosen for a package: by Convoy's C kernels alone, or PyTorch's own operators where nothing was faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from convoy.engines.base import Engine
+from convoy.engines.manifest import BASELINE, MANIFEST, load_engine
+from convoy.errors import InputError, SelectionError
+from convoy.measurement.protocol import protocol_for
+from convoy.perfdb import Database
+from convoy.perfdb.row import Measurement, Status
+from convoy.pipeline.measure_net import measure
+from convoy.pipeline.net import Net
+from convoy.pipeline.observer import ignore_progress
+from convoy.pipeline.select import Choice, make_plan
+from convoy.pipeline.selection_input import distinct_problems, selection_problem
+from convoy.plan import Plan
+from convoy.problem import Problem
+from convoy.selection import SelectionProblem, solve
+from convoy.settings import Effort, Numerics, Settings
+from convoy.target import Target
+
+PREDICTED: Final = "times of its C kernels are estimates where none was measured on this machine"
+
+
+def c_engines(settings: Settings) -> list[str]:
+    """Ids of the engines whose launches are C functions, within those that the user allows."""
+    found = [
+        engine for engine in MANIFEST if engine.startswith(("cpu.", "zeroskip.cpu")) and load_engine(engine).native
+    ]
+    only, denied = settings.only_engines, settings.deny_engines
+    kept = [engine for engine in found if engine not in denied and (not only or engine in only)]
+    if not kept:
+        raise InputError("only_engines", only, "engines with C kernels: " + ", ".join(found))
+    return kept
+
+
+def portable_plan(net: Net, settings: Settings) -> Plan:
+    """A plan of C kernels alone: of rows measured on this machine, and of the engines' estimates for the rest.
+
+    Raises:
+        InputError: naming the layers that no C kernel computes.
+    """
+    own = replace(settings, only_engines=tuple(c_engines(settings)), deny_engines=())
+    engines = [load_engine(engine) for engine in own.only_engines]
+    rows: dict[str, list[Measurement]] = {}
+    if own.effort is not Effort.NONE:
+        with Database.open(own.db) as database:
+            found = measure(net, own, database, ignore_progress)
+        rows = {
+            key: [row for row in kept if row.ok and row.config.engine != BASELINE] for key, kept in found.rows.items()
+        }
+    for problem in distinct_problems(net.regions, net.copies):
+        if not rows.get(problem.key):
+            rows[problem.key] = _estimates(problem, engines, net.target)
+    choices = _selection_problem(net, rows)
+    covered = {node for candidate in choices.candidates for node in choices.regions[candidate.region].nodes}
+    missing = [name for name in choices.nodes if name not in covered]
+    if missing:
+        raise _no_kernel(net, missing)
+    try:
+        selection = solve(choices, "exact")
+    except SelectionError as error:
+        raise InputError("portable", net.name, "layers that Convoy's C kernels compute together", str(error)) from error
+    return make_plan(net, Choice(choices, selection, {}), own, [PREDICTED])
+
+
+def _no_kernel(net: Net, missing: Sequence[str]) -> InputError:
+    graph = net.captured.graph
+    shown = ", ".join(f"{name} ({graph.node(name).op}, {_shape(net, name)})" for name in missing[:20])
+    more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
+    todo = "Convoy has no C kernel for these: export without --portable."
+    return InputError("portable", f"{len(missing)} layers", "layers with C kernels", f"{shown}{more}. {todo}")
+
+
+def _shape(net: Net, node: str) -> str:
+    graph = net.captured.graph
+    return ", ".join(str(graph.values[name].spec) for name in graph.node(node).outputs if name)
+
+
+def _estimates(problem: Problem, engines: Sequence[Engine], target: Target) -> list[Measurement]:
+    """A row of each engine that computes a problem, with its own estimate of the time."""
+    found: list[Measurement] = []
+    for engine in engines:
+        if engine.skips_zeros or not engine.accepts(problem, target):  # whose time depends on data
+            continue
+        knobs = engine.space(problem, target)[0]
+        time = engine.estimate_us(problem, knobs, target) or 1.0
+        found.append(_row(problem, engine, target, time, engine.workspace_bytes(problem, knobs)))
+    return found
+
+
+def _row(problem: Problem, engine: Engine, target: Target, time_us: float, workspace_bytes: int = 0) -> Measurement:
+    config = engine.config(engine.space(problem, target)[0])
+    return Measurement(
+        problem.key,
+        config,
+        target.digest,
+        protocol_for(Effort.QUICK, target.device).id,
+        Status.OK,
+        1,
+        time_us,
+        workspace_bytes=workspace_bytes,
+    )
+
+
+def baseline_plan(net: Net, plan: Plan) -> Plan:
+    """PyTorch's own operator for every node, in the place of a plan that says that the stock module runs."""
+    aten = load_engine(BASELINE)
+    rows = {
+        problem.key: [_row(problem, aten, net.target, 1.0)]
+        for problem in distinct_problems(net.regions, net.copies)
+        if aten.accepts(problem, net.target)
+    }
+    choices = _selection_problem(net, rows)
+    settings = Settings(numerics=Numerics(plan.numerics))
+    made = make_plan(net, Choice(choices, solve(choices, "baseline"), {}), settings)
+    return replace(made, notes=tuple(dict.fromkeys((*plan.notes, *made.notes))))
+
+
+def _selection_problem(net: Net, rows: Mapping[str, Sequence[Measurement]]) -> SelectionProblem:
+    return selection_problem(net.captured.graph, net.regions, net.copies, rows, layouts=net.layouts, border=net.border)

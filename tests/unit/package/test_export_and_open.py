@@ -1,0 +1,146 @@
+"""Packages: the same bits as the program that was exported, in a process without the module."""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import convoy
+from convoy.engines.compilers import host_compiler
+from convoy.pipeline.optimize import load
+from tests.unit.package.conftest import Block, Mixed, X, seeded, stock
+from tests.unit.program.fast_net import always_kept
+
+NONE = convoy.Settings(effort="none")
+
+
+def test_an_opened_package_gives_what_pytorch_gives(portable: Path) -> None:
+    net = convoy.open(portable)
+    torch.testing.assert_close(net(X).double(), stock(Block, X), rtol=1e-4, atol=1e-5)
+    assert net.model == "block"
+    assert [(one.name, str(one.spec), one.layout) for one in net.inputs] == [("x", "fp32[2,3,17,15]", "nchw")]
+    assert [str(one.spec) for one in net.outputs] == ["fp32[2,7]"]
+
+
+def test_the_code_of_the_package_and_code_built_anew_give_the_same_bits(portable: Path) -> None:
+    own, built = convoy.open(portable, trust=True), convoy.open(portable)
+    assert torch.equal(own(X), built(X))
+    channels_last = X.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(own(channels_last), built(X))
+
+
+def test_a_package_gives_the_bits_of_the_program_that_was_exported(tmp_path: Path) -> None:
+    model = seeded(Block)
+    with always_kept():
+        fast = convoy.optimize(model, (X,), settings=NONE)
+    assert not fast.plan.baseline
+    path = convoy.export(fast, tmp_path / "net.convoy")
+    assert torch.equal(convoy.open(path)(X), fast(X))
+
+
+def test_a_saved_plan_is_exported(tmp_path: Path) -> None:
+    model = seeded(Block)
+    with always_kept():
+        convoy.optimize(model, (X,), settings=NONE).save(tmp_path / "plan.json")
+    path = convoy.export(model, tmp_path / "net.convoy", (X,), plan=tmp_path / "plan.json")
+    assert torch.equal(convoy.open(path)(X), load(model, tmp_path / "plan.json", (X,))(X))
+
+
+def test_opening_captures_nothing_and_with_trust_compiles_nothing(
+    portable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = convoy.open(portable)(X)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("not needed to open a package")
+
+    monkeypatch.setattr(torch.export, "export", refuse)
+    monkeypatch.setattr(host_compiler, "_compiled", refuse)
+    assert torch.equal(convoy.open(portable, trust=True)(X), expected)
+
+
+def test_layers_of_pytorch_and_nested_results_are_packaged(tmp_path: Path) -> None:
+    model, scale = seeded(Mixed), torch.full((1, 8, 1, 1), 0.5)
+    path = convoy.export(model, tmp_path / "mixed.convoy", (X, scale), settings=NONE)
+    found = convoy.open(path)(X, scale)
+    expected = stock(Mixed, X, scale)
+    assert isinstance(expected, dict)
+    assert found.keys() == expected.keys()
+    assert type(found["rest"]) is tuple
+    assert found["rest"][1] == 3
+    torch.testing.assert_close(found["map"].double(), expected["map"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["rest"][0].double(), expected["rest"][0], rtol=1e-4, atol=1e-4)
+
+
+def test_layers_without_c_kernels_are_named(tmp_path: Path) -> None:
+    scale = torch.full((1, 8, 1, 1), 0.5)
+    with pytest.raises(convoy.InputError, match=r"portable: .*tanh.*cumsum"):
+        convoy.export(seeded(Mixed), tmp_path / "no.convoy", (X, scale), portable=True, settings=NONE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_shapes_share_their_weights(tmp_path: Path) -> None:
+    model, one = seeded(Block), X[:1]
+    with always_kept():
+        fast = convoy.optimize(model, (X,), settings=convoy.Settings(effort="none", only_engines=("cpu.direct",)))
+        alone = convoy.export(fast, tmp_path / "one.convoy").stat().st_size
+        fast.tune((one,))
+    path = convoy.export(fast, tmp_path / "two.convoy")
+    net = convoy.open(path)
+    assert torch.equal(net(X), fast(X))
+    assert torch.equal(net(one), fast(one))
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "one.convoy") as other:
+        sizes = archive.getinfo("weights.safetensors").file_size, other.getinfo("weights.safetensors").file_size
+    assert sizes[0] < 1.2 * sizes[1]
+    assert path.stat().st_size > alone
+    with pytest.raises(convoy.InputError, match="shapes that were exported"):
+        net(X[:, :, :8])
+
+
+def test_a_call_with_other_arguments_is_refused(portable: Path) -> None:
+    net = convoy.open(portable)
+    for args in ((X[:1],), (X.double(),), (X, X), ("x",), ()):
+        with pytest.raises(convoy.InputError):
+            net(*args)
+    net(X.clone().requires_grad_())
+
+
+def test_several_threads_share_a_package(portable: Path) -> None:
+    net = convoy.open(portable, trust=True)
+    inputs = [torch.randn(2, 3, 17, 15, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    expected = [net(x) for x in inputs]
+    wrong: list[int] = []
+
+    def run(index: int) -> None:
+        wrong.extend(index for _ in range(20) if not torch.equal(net(inputs[index]), expected[index]))
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_weights_are_used_where_they_lie(portable: Path) -> None:
+    net = convoy.open(portable, trust=True)
+    runnable = net.programs[0].runnable
+    held = {id(t.untyped_storage()) for s in runnable.bound.steps for t in s.constants if isinstance(t, torch.Tensor)}  # type: ignore[union-attr]
+    pointers = [t.data_ptr() for s in runnable.bound.steps for t in s.constants if isinstance(t, torch.Tensor)]  # type: ignore[union-attr]
+    assert held
+    size = portable.stat().st_size
+    assert max(pointers) - min(pointers) < size
+    large = [
+        t for s in runnable.bound.steps for t in s.constants if isinstance(t, torch.Tensor) and t.numel() % 16 == 0
+    ]  # type: ignore[union-attr]
+    assert all(t.data_ptr() % 64 == 0 for t in large)
+
+
+def test_a_module_without_plan_needs_arguments(tmp_path: Path) -> None:
+    with pytest.raises(convoy.InputError, match="args"):
+        convoy.export(nn.Conv2d(3, 4, 3).eval(), tmp_path / "net.convoy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,9 +99,14 @@ class Command:
         """The one line with which a command refuses bad input, exit code 2."""
         done = self(*words)
         assert (done.code, done.out) == (2, ""), done
-        (line,) = done.err.splitlines()
+        (line,) = without_progress(done.err).splitlines()
         assert line.startswith("convoy: ")
         return line
+
+
+def without_progress(text: str) -> str:
+    """Standard error without the lines that a long command writes now and then: a busy machine makes any command long."""
+    return re.sub(r"^convoy: .*, \d+:\d\d\n", "", text, flags=re.MULTILINE)
 
 
 def summary(path: Path) -> dict[str, Any]:

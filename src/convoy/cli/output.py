@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from convoy.progress import hidden
 from convoy.untrusted import escape_controls
 
 
@@ -14,4 +15,5 @@ def say(text: str, *, err: bool = False) -> None:
         text: one line or several.
         err: to standard error.
     """
-    typer.echo(escape_controls(text), err=err)
+    with hidden():
+        typer.echo(escape_controls(text), err=err)

@@ -20,7 +20,7 @@ from convoy.errors import CaptureError, PlanError
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.isolation import isolate, preserve_global_state
 from convoy.pipeline.model_arguments import checked_model, checked_name
-from convoy.pipeline.observer import Observer, ignore_progress
+from convoy.pipeline.observer import Observer
 from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult, stock_result
 from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
 from convoy.pipeline.profile_output import profiled
@@ -32,6 +32,7 @@ from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.program.call_forms import checked_arguments
 from convoy.program.calls import map_tensors, tensors_of
+from convoy.progress import shown
 from convoy.settings import Numerics, Settings, checked_settings
 from convoy.tuning_profile import phase
 from convoy.user_warning import warn_user
@@ -92,8 +93,12 @@ def optimize_model(
     stock, options = checked_model(model), checked_settings(settings)
     deadline = deadline or Deadline(options.time_s)
     given, named = checked_arguments(stock, args, kwargs)
-    with preserve_global_state(), profiled(options) as recorder:
-        result = _tuned(stock, given, named, checked_name(name, stock), options, observer or ignore_progress, deadline)
+    with (
+        shown(options.progress and observer is None) as display,
+        preserve_global_state(),
+        profiled(options) as recorder,
+    ):
+        result = _tuned(stock, given, named, checked_name(name, stock), options, observer or display, deadline)
     result = dataclasses.replace(result, profile=recorder.profile())
     late = overrun_note(deadline, result.summary.tuning.measured)
     for line in (*result.told, *filter(None, (late,))):

@@ -2,47 +2,135 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from convoy.plan.describe import CUT, PREDICTED, shapes, speedup_text, sum_text, time_text, total_text
+from convoy.progress import hidden
 from convoy.report.summary import CandidateRow, LayerSummary, Summary
 from convoy.untrusted import escape_controls
+
+LONG_WORD: Final = 16
+"""Words longer than this may be broken behind punctuation: names of layers, engines with their knobs, keys, paths."""
+
+_PART: Final = re.compile(r"[^\s,./:;+\-]*[,./:;+\-]*|\s+")
 
 WIDTH = 140
 """Columns of a table where the output is no terminal."""
 
 
+class _Console(Console):
+    """A console that takes away the displays of progress while it prints."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with hidden():
+            super().print(*objects, **options)
+
+
 def console() -> Console:
-    """Standard output; as wide as the terminal, or as a table needs."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+    """Standard output, as wide as `COLUMNS` or the terminal says; elsewhere `WIDTH`."""
+    return _Console(highlight=False, width=shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> None:
-    """A plain table; columns whose index is in `numbers` are set to the right."""
+def print_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = (), least: Sequence[int] = ()
+) -> None:
+    """A plain table. Where it is too wide for whole words, columns are left out, and a line says which.
+
+    Args:
+        heads: names of the columns.
+        rows: cells, as many in each row.
+        numbers: indices of columns that are set to the right.
+        least: indices of the columns that are left out first, in this order; then those to the right. The first one stays.
+    """
+    target = console()
+    texts = [[escape_controls(cell) for cell in row] for row in (heads, *rows)]
+    shown, widths = _fitted(texts, target.width, least)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index in numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*[Text(escape_controls(cell)) for cell in row])
-    console().print(table)
+    for index, width in zip(shown, widths, strict=True):
+        head = Text("\n".join(_wrapped(texts[0][index], width)))
+        table.add_column(head, justify="right" if index in numbers else "left", width=width, no_wrap=True)
+    for row in texts[1:]:
+        cells = zip(shown, widths, strict=True)
+        table.add_row(*[Text("\n".join(_wrapped(row[index], width))) for index, width in cells])
+    target.print(table)
+    missing = [heads[index] for index in range(len(heads)) if index not in shown]
+    if missing:
+        words = f"left out, for {target.width} columns are too few: {', '.join(missing)} (COLUMNS={WIDTH} shows more)"
+        target.print(escape_controls(words), markup=False)
+
+
+def _fitted(texts: Sequence[Sequence[str]], columns: int, least: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The columns that fit, and their widths: each at least as wide as its longest word."""
+    count = len(texts[0])
+    lines = [[cell for row in texts for cell in row[index].split("\n")] for index in range(count)]
+    most = [max(map(cell_len, cells), default=0) for cells in lines]
+    needed = [max((_needed(word) for cell in cells for word in cell.split()), default=0) for cells in lines]
+    shown = list(range(count))
+    order = [*least, *(index for index in reversed(range(count)) if index not in least)]
+    for index in order:
+        if sum(needed[i] for i in shown) + _between(len(shown)) <= columns or len(shown) == 1:
+            break
+        if index != 0:
+            shown.remove(index)
+    spare = columns - _between(len(shown)) - sum(needed[i] for i in shown)
+    widths = dict.fromkeys(shown, 0)
+    for left, index in enumerate(sorted(shown, key=lambda i: most[i] - needed[i]), start=-len(shown)):
+        more = max(0, min(most[index] - needed[index], spare // -left))
+        widths[index], spare = max(1, min(needed[index] + more, columns - _between(len(shown)))), spare - more
+    return shown, list(widths.values())
+
+
+def _between(count: int) -> int:
+    """Characters of a table of so many columns that hold no text: a blank at both sides of a column, lines between them."""
+    return 3 * count - 1
+
+
+def _needed(word: str) -> int:
+    """The width below which a word would be broken; a long one is broken behind punctuation."""
+    return cell_len(word) if len(word) <= LONG_WORD else max(LONG_WORD, *map(cell_len, _PART.findall(word)))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most that many characters, broken between words."""
+    lines: list[str] = []
+    for paragraph in text.split("\n"):
+        line = ""
+        for piece in re.findall(r"\s+|\S+", paragraph):
+            for part in _PART.findall(piece) if len(piece) > LONG_WORD else (piece,):
+                rest = part
+                if line and cell_len(line + rest) > width:
+                    lines.append(line.rstrip())
+                    line, rest = "", rest.lstrip()
+                while cell_len(rest) > width:  # a word that no width would do for
+                    lines.append(rest[:width])
+                    rest = rest[width:]
+                line += rest
+        lines.append(line.rstrip() if line.strip() else line)
+    return lines
 
 
 def print_summary(summary: Summary, files: Mapping[str, Path]) -> None:
     """The layers, the whole net and where the files lie."""
     heads = ("layer", "engine", "layout", "us", "PyTorch us", "speed-up", "runner-up", "direct floor us")
-    print_table(heads, [_layer_row(layer) for layer in summary.layers], numbers=(3, 4, 5, 7))
+    print_table(heads, [_layer_row(layer) for layer in summary.layers], (3, 4, 5, 7), LEAST)
     for line in (*table_notes(summary), *headlines(summary)):
         console().print(escape_controls(line), markup=False)
     for name, path in files.items():
         console().print(escape_controls(f"{name + ':':11}{path}"), markup=False, soft_wrap=True)
+
+
+LEAST: Final = (7, 6, 2, 4)
+"""Columns of the layers' table that a narrow terminal leaves out first: floor, runner-up, layout, PyTorch's time."""
 
 
 def headlines(summary: Summary) -> list[str]:

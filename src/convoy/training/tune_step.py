@@ -20,6 +20,7 @@ from convoy.pipeline.profile_output import profiled
 from convoy.pipeline.tune_in_time import overrun_note
 from convoy.plan import Plan
 from convoy.program.recording import first_line
+from convoy.progress import shown
 from convoy.settings import Effort, Settings, checked_settings
 from convoy.training.batch_form import ordered
 from convoy.training.plan_agreement import agree_on_plan
@@ -160,9 +161,10 @@ def train_model(
     amp = effective_amp(options.amp, device)
     # Copies are run and numbers are drawn, which training must not notice.
     quiet = torch.inference_mode(False), torch.autocast(device.type, enabled=False)
-    with preserve_global_state(), profiled(settings) as recorder, quiet[0], quiet[1]:
+    display = shown(settings.progress and observer is None)
+    with display as watch, preserve_global_state(), profiled(settings) as recorder, quiet[0], quiet[1]:
         found = _train_model(
-            model, loss_fn, optimizer, tuple(batch), options, amp, plan, settings, name, observer, deadline
+            model, loss_fn, optimizer, tuple(batch), options, amp, plan, settings, name, observer or watch, deadline
         )
     late = overrun_note(deadline, found.summary.tuning.measured if found.summary is not None else 0)
     if late:

@@ -19,10 +19,10 @@ from typing import Final
 
 from convoy.compare.child_session import ChildFailedError
 from convoy.compare.comparison import Observer
-from convoy.compare.options.option_advice import advice, gains
+from convoy.compare.options.option_advice import Headline, advice, gains
 from convoy.compare.options.option_rows import option_row, timed_row
 from convoy.compare.options.setting_bench import DEFAULTS, Setting, SettingBench
-from convoy.compare.options.torch_options import OPTIONS, TorchOption, added, choose, words_of
+from convoy.compare.options.torch_options import OPTIONS, TorchOption, added, arithmetic_of, choose, words_of
 from convoy.compare.runs.rows import Figure, Row
 from convoy.compare.runs.runfile import Run, write
 
@@ -196,17 +196,21 @@ class OptionSearch:
             detail = {**row.detail, "left": [*self.left, "the best setting"]}
             self._keep(dataclasses.replace(row, status=error.status, reason=error.reason, detail=detail))
             return
-        gain = defaults.p50 / best.p50
+        # The row of the defaults too: the headline is the ratio of the two rows, timed in the same rounds.
+        stock = self._timed(self._row("defaults", "defaults", option="defaults"), defaults, DEFAULTS)
+        self._keep(stock)
         row = self._timed(row, best, self.best)
         names = [option for option in OPTIONS if option in self.best]
+        headline = Headline(defaults.p50, best.p50, arithmetic_of(names, row.dtype))
         text = advice(
-            gain,
+            headline,
             sorted(names, key=lambda name: -self.worth.get(name, 1.0)),
             {option.id: self.worth[option.id] for option in candidates if option.id in self.worth},
             self.bench.errors.get(self.best),
         )
         text += f"; no time was left for {', '.join(self.left)}" if self.left else ""
-        detail = {**row.detail, "gain": gain, "options": names, "advice": text, "kept": True, "left": self.left}
+        gained = {"gain": headline.gain, "defaults_ms": defaults.p50}
+        detail = {**row.detail, **gained, "options": names, "advice": text, "kept": True, "left": self.left}
         self._keep(dataclasses.replace(row, detail=detail))
 
     def _trial(
@@ -232,7 +236,7 @@ class OptionSearch:
         kept = gains(before, after) if role in ("alone", "forward") else gains(after, before)
         detail = {**row.detail, "worth": ratio, "kept": kept}
         if settings[0] == DEFAULTS and role in ("alone", "forward"):
-            detail["gain"] = found[0].p50 / after.p50
+            detail |= {"gain": found[0].p50 / after.p50, "defaults_ms": found[0].p50}
         if role == "forward" and kept:
             detail["option"] = f"{option}, kept"  # a table without colours shows which steps led on
         row = dataclasses.replace(row, detail=detail)

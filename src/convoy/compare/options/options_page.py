@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from convoy.compare.compare_page import cell_of, percentiles
+from convoy.compare.options.option_advice import Headline
 from convoy.compare.runs.rows import Row, questions
 from convoy.compare.runs.runfile import Run
 from convoy.report.sheet import Card, Cell, Part, Section, Table
@@ -17,8 +18,10 @@ def sections_of(run: Run) -> tuple[list[Card], list[Section]]:
     sections: list[Section] = []
     for rows in questions(run.rows):
         summary = next((row for row in rows if row.detail.get("role") == "best" and row.ok), None)
-        if summary is not None:
-            cards.append(Card(f"{summary.detail['gain']:.2f}x", f"{rows[0].label()}: from options alone", good=True))
+        defaults = next((row for row in rows if _role(row, "defaults") and row.ok), None)
+        headline = Headline.of(defaults, summary) if defaults is not None and summary is not None else None
+        if headline is not None:
+            cards.append(Card(headline.factor, f"{rows[0].label()}: {headline.words}", good=True))
         advice = (str(summary.detail["advice"]),) if summary is not None else ()
         tables = tuple(
             options_table(rows, role, words) for role, words in ROLES.items() if any(_role(r, role) for r in rows)
@@ -38,7 +41,8 @@ ROLES: Final = {
 """Role of a row in an options run, and its table's caption."""
 
 OPTION_HEADS: Final = (
-    "option", "latency ms", "+-", "20 %", "80 %", "latency", "over defaults", "worth", "error", "status, setting",
+    "option", "latency ms", "+-", "20 %", "80 %", "latency", "defaults ms", "over defaults", "worth", "error",
+    "status, setting",
 )  # fmt: skip
 
 
@@ -52,9 +56,9 @@ def options_table(rows: Sequence[Row], role: str, caption: str) -> Table:
     most = max((f.p80 for row in own if (f := row.figure("latency_ms")) is not None), default=1.0)
     lines = [_option(row, most) for row in own]
     hidden = (
-        (3, 4, 5) if any(not row.ok for row in own) else (3, 4, 5, 9)
+        (3, 4, 5) if any(not row.ok for row in own) else (3, 4, 5, 10)
     )  # on a terminal a long setting hides the figures
-    return Table(OPTION_HEADS, tuple(lines), caption, numbers=(1, 2, 3, 4, 6, 7, 8), page_only=hidden)
+    return Table(OPTION_HEADS, tuple(lines), caption, numbers=(1, 2, 3, 4, 6, 7, 8, 9), page_only=hidden)
 
 
 def _role(row: Row, role: str) -> bool:
@@ -65,8 +69,8 @@ def _option(row: Row, most: float) -> tuple[Cell, ...]:
     latency = row.figure("latency_ms")
     name = str(row.detail.get("option", row.provider))
     if latency is None:
-        return (Cell(name), Cell(row.status, mark="bad"), *(Cell(""),) * 7, Cell(row.reason, mark="soft"))
-    gain, worth = row.detail.get("gain"), row.detail.get("worth")
+        return (Cell(name), Cell(row.status, mark="bad"), *(Cell(""),) * 8, Cell(row.reason, mark="soft"))
+    gain, worth, stock = (row.detail.get(name) for name in ("gain", "worth", "defaults_ms"))
     kept = bool(row.detail.get("kept"))
     said = f"{name}: {latency.p50:.3f} ms"
     return (
@@ -76,6 +80,7 @@ def _option(row: Row, most: float) -> tuple[Cell, ...]:
         *percentiles(latency),
         Cell("", latency.p50, bar=(Part(latency.p50 / most, 2 if kept else 7, said),),
              spread=(latency.p20 / most, latency.p80 / most)),
+        Cell(f"{stock:.3f}", stock, "soft") if stock else Cell(""),
         Cell(f"{gain:.2f}x", gain) if gain else Cell(""),
         Cell(f"{worth:.2f}x", worth, "good" if kept else "") if worth else Cell(""),
         cell_of(row, "rel_l2_error", ".0e"),

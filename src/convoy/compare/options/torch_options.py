@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ class TorchOption:
         changes: it changes the computation; it is measured and never advised.
         compiles: building it takes as long as a compiler does: it is tried after the others, and only while it may win.
         rougher: it computes in a type of fewer bits, so its error is shown.
+        arithmetic: that type, as the headline names it; empty for an option that keeps the model's own.
     """
 
     id: str
@@ -38,6 +39,7 @@ class TorchOption:
     changes: bool = False
     compiles: bool = False
     rougher: bool = False
+    arithmetic: str = ""
 
 
 OPTIONS: Final = {
@@ -54,11 +56,36 @@ OPTIONS: Final = {
             devices=("cuda",),
             needs="tf32",
             rougher=True,
+            arithmetic="TF32",
         ),
-        TorchOption("autocast_bf16", "torch.autocast, bf16", group="type", needs="bf16", rougher=True),
-        TorchOption("autocast_fp16", "torch.autocast, fp16", group="type", devices=("cuda",), rougher=True),
-        TorchOption("bf16", "weights and input in bf16", ("inference",), "type", needs="bf16", rougher=True),
-        TorchOption("fp16", "weights and input in fp16", ("inference",), "type", devices=("cuda",), rougher=True),
+        TorchOption(
+            "autocast_bf16",
+            "torch.autocast, bf16",
+            group="type",
+            needs="bf16",
+            rougher=True,
+            arithmetic="bf16 by autocast",
+        ),
+        TorchOption(
+            "autocast_fp16",
+            "torch.autocast, fp16",
+            group="type",
+            devices=("cuda",),
+            rougher=True,
+            arithmetic="fp16 by autocast",
+        ),
+        TorchOption(
+            "bf16", "weights and input in bf16", ("inference",), "type", needs="bf16", rougher=True, arithmetic="bf16"
+        ),
+        TorchOption(
+            "fp16",
+            "weights and input in fp16",
+            ("inference",),
+            "type",
+            devices=("cuda",),
+            rougher=True,
+            arithmetic="fp16",
+        ),
         TorchOption("compile", "torch.compile", group="compile", needs="compiler", compiles=True),
         TorchOption(
             "compile_freezing",
@@ -161,6 +188,17 @@ def added(setting: frozenset[str], option: TorchOption) -> frozenset[str]:
     """The setting with an option; alternatives to it go."""
     rivals = {o.id for o in OPTIONS.values() if option.group and o.group == option.group}
     return (setting - rivals) | {option.id}
+
+
+def arithmetic_of(setting: Collection[str], dtype: str) -> str:
+    """The type that a setting computes in, for its headline.
+
+    Args:
+        setting: ids of options.
+        dtype: the model's own type.
+    """
+    types = [OPTIONS[name].arithmetic for name in OPTIONS if name in setting and OPTIONS[name].arithmetic]
+    return " and ".join(types) or dtype
 
 
 def words_of(setting: Sequence[str] | frozenset[str]) -> str:

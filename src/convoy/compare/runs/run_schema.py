@@ -50,7 +50,15 @@ _TIMED: Final[dict[str, Check]] = {
 
 _DETAILS: Final[dict[str, dict[str, Check]]] = {
     "compare": {"samples": values(items(positive))},
-    "options": {"gain": optional(number), "worth": optional(number), "advice": text, "role": text, "option": text},
+    "options": {
+        "gain": optional(number),
+        "worth": optional(number),
+        "defaults_ms": optional(number),
+        "advice": text,
+        "role": text,
+        "option": text,
+        "options": items(text),
+    },
     "study": {"predicted": _whole, "problems": _whole},
     "scaling": {"noisy": items(text)},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from convoy.compare.case import Case
 from convoy.compare.child_session import ChildFailedError
 from convoy.compare.limits import Limits
 from convoy.compare.options.ablation import search_options
-from convoy.compare.options.option_advice import advice, gains
+from convoy.compare.options.option_advice import Headline, advice, gains
 from convoy.compare.options.option_search import OptionSearch
 from convoy.compare.options.setting_bench import DEFAULTS, Setting, SettingBench
-from convoy.compare.options.torch_options import OPTIONS, added, choose, words_of
+from convoy.compare.options.torch_options import OPTIONS, added, arithmetic_of, choose, words_of
 from convoy.compare.runs.rows import Figure
 from convoy.compare.runs.run_page import sheet_of
 from convoy.compare.runs.runfile import Run, read
@@ -88,7 +89,10 @@ def test_what_helps_only_together_is_found_and_what_does_not_is_left_out(tmp_pat
     best = rows["best"]
     assert best.detail["gain"] == pytest.approx(5.0)
     assert best.detail["options"] == ["channels_last", "bf16", "compile_freezing"]
-    advised = "5.0x from options alone: bf16, compile_freezing, channels_last (error 3.0e-03); no more from "
+    advised = (
+        "5.00x from options alone, in bf16 (100.000 to 20.000 ms): bf16, compile_freezing, channels_last (error 3.0e-03); "
+        "no more from "
+    )
     assert best.detail["advice"].startswith(advised)
     assert best.detail["advice"].endswith("; alternatives to what was kept: compile (1.7x alone)")
     assert "half_threads" in best.detail["advice"].partition("no more from")[2].partition(";")[0]
@@ -366,16 +370,61 @@ def test_words() -> None:
     assert words_of(frozenset({"compile", "channels_last", "-onednn"})) == "channels_last + compile + without onednn"
     assert added(frozenset({"no_grad", "compile"}), OPTIONS["inference_mode"]) == {"inference_mode", "compile"}
     tried = {"compile": 2.0, "bf16": 1.7, "cudnn": 1.0}
-    assert advice(3.44, ["compile"], {"compile": 2.0}, 1e-7) == "3.4x from options alone: compile"
-    assert (
-        advice(3.44, ["compile", "bf16"], tried, 3.14e-3)
-        == "3.4x from options alone: compile, bf16 (error 3.1e-03); no more from cudnn"
-    )
+    plain, narrow = Headline(3.44, 1.0, "fp32"), Headline(3.44, 1.0, "bf16")
+    said = "3.44x from options alone, in {} (3.440 to 1.000 ms): "
+    assert advice(plain, ["compile"], {"compile": 2.0}, 1e-7) == said.format("fp32") + "compile"
+    told = advice(narrow, ["compile", "bf16"], tried, 3.14e-3)
+    assert told == said.format("bf16") + "compile, bf16 (error 3.1e-03); no more from cudnn"
     # One that helped alone and lost to an alternative, one that did not, and one that helped and adds nothing.
     tried |= {"autocast_bf16": 2.5, "fp16": 1.01, "fuse_conv_bn": 1.3}
-    assert advice(3.44, ["compile", "bf16"], tried).endswith(
+    assert advice(narrow, ["compile", "bf16"], tried).endswith(
         "; no more from cudnn, fp16, fuse_conv_bn; alternatives to what was kept: autocast_bf16 (2.5x alone)"
     )
+
+
+def test_the_headline_names_the_type_that_the_best_setting_computes_in() -> None:
+    types = {
+        ("channels_last", "compile"): "fp32",
+        ("bf16", "compile"): "bf16",
+        ("autocast_fp16",): "fp16 by autocast",
+        ("tf32", "cudnn_benchmark"): "TF32",
+        ("tf32", "bf16"): "TF32 and bf16",
+        (): "fp32",
+    }
+    assert {setting: arithmetic_of(setting, "fp32") for setting in types} == types
+    assert {option.id for option in OPTIONS.values() if option.arithmetic} == {
+        option.id for option in OPTIONS.values() if option.rougher
+    }
+
+
+class Warming(Machine):
+    """Every measurement after the first takes a third less, as on a machine that another job has left."""
+
+    def time(self, *settings: Setting) -> list[Figure]:
+        share = 1.0 if self.timed == 0 else 0.67
+        return [
+            dataclasses.replace(f, p50=f.p50 * share, p20=f.p20 * share, p80=f.p80 * share)
+            for f in super().time(*settings)
+        ]
+
+
+def test_each_factor_follows_from_the_latencies_beside_it(tmp_path: Path) -> None:
+    run = searched(Warming(interacting), tmp_path / "run.json").run
+    rows = {row.provider: row for row in run.rows}
+    before, after = rows["defaults"].figure("latency_ms"), rows["best"].figure("latency_ms")
+    assert before.p50 == pytest.approx(67.0)  # timed again beside the best, not as it was first
+    assert before.p50 / after.p50 == pytest.approx(rows["best"].detail["gain"])
+    factor = f"{before.p50 / after.p50:.2f}x"
+    assert rows["best"].detail["advice"].startswith(f"{factor} from options alone, in bf16 (67.000 to 13.400 ms)")
+    sheet = sheet_of([run])
+    assert [card.figure for card in sheet.cards] == [factor]
+    assert "in bf16 (67.000 to 13.400 ms)" in sheet.cards[0].words
+    for table in (table for section in sheet.sections for table in section.tables):
+        for row in table.rows:
+            cells = dict(zip(table.heads, row, strict=True))
+            if cells["over defaults"].text:
+                shown = float(cells["defaults ms"].text) / float(cells["latency ms"].text)
+                assert f"{shown:.2f}x" == cells["over defaults"].text
 
 
 def test_a_gain_is_one_beyond_spread_and_noise() -> None:

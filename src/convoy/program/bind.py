@@ -75,7 +75,7 @@ def bind(
     packed = {} if packed is None else packed
     with phase("verify plan"):
         verified = verify_plan(plan, captured.graph, regions, target, extra_engines, ask_engines=not tuned)
-    plan, problems = verified.plan, verified.problems
+    plan, problems = verified.plan, list(verified.problems)
     constants = [_constants(captured, region) for region in verified.regions]
     keys = [step_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
     builds = _Builds(problems, constants, packed, target, extra_engines)
@@ -185,16 +185,16 @@ class _Builds:
 def _on_baseline_where(
     failed: Mapping[StepKey, CompileError],
     plan: Plan,
-    problems: Sequence[Problem],
+    problems: list[Problem],
     keys: Sequence[StepKey],
     target: Target,
 ) -> Plan:
-    """A plan with the baseline in the steps that could not be compiled, with notes; warns too."""
+    """A plan with the baseline in the steps that could not be compiled, with notes; warns too. Updates `problems`."""
     steps, notes = list(plan.steps), list(plan.notes)
     for index, (step, key) in enumerate(zip(plan.steps, keys, strict=True)):
         if key in failed:
             error = failed[key]
-            steps[index] = on_baseline(index, step, problems[index], target, error.summary)
+            steps[index], problems[index] = on_baseline(index, step, problems[index], target, error.summary)
             notes.append(f"PyTorch runs {title(step)}, because {step.config.engine} cannot: {error.summary}")
     names = ", ".join(sorted({error.engine for error in failed.values()}))
     first = next(iter(failed.values())).summary

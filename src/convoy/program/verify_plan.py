@@ -17,7 +17,7 @@ from convoy.errors import InputError, PlanError
 from convoy.graph.ir import Graph
 from convoy.plan.describe import title
 from convoy.plan.plan import Plan, Step
-from convoy.problem import ANY_LAYOUT, EngineConfig, Knobs, LayoutProblem, Problem
+from convoy.problem import ANY_LAYOUT, ConvProblem, EngineConfig, Knobs, LayoutProblem, Problem
 from convoy.regions import Region
 from convoy.schedule import finished_before
 from convoy.settings import MAX_STREAMS
@@ -84,11 +84,12 @@ def verify_plan(
     _check_draws(plan.steps, graph)
     steps: list[Step] = []
     notes: list[str] = []
-    for index, (step, problem) in enumerate(zip(plan.steps, problems, strict=True)):
+    for index, (step, problem) in enumerate(zip(plan.steps, tuple(problems), strict=True)):
         reason = why_not(step.config, problem, target, extra_engines) if ask_engines else ""
-        steps.append(on_baseline(index, step, problem, target, reason) if reason else step)
         if reason:
             notes.append(f"PyTorch runs {title(step)}, because {step.config.engine} cannot: {reason}")
+            step, problems[index] = on_baseline(index, step, problem, target, reason)
+        steps.append(step)
     notes = [note for note in dict.fromkeys(notes) if note not in plan.notes]
     verified = (
         replace(plan, steps=tuple(steps), notes=(*plan.notes, *notes)) if notes or steps != list(plan.steps) else plan
@@ -130,13 +131,16 @@ def _why_not(
         return f"the engine raised {type(error).__name__} when it was asked: {error}"
 
 
-def on_baseline(index: int, step: Step, problem: Problem, target: Target, reason: str) -> Step:
-    """The same step, run by the baseline."""
+def on_baseline(index: int, step: Step, problem: Problem, target: Target, reason: str) -> tuple[Step, Problem]:
+    """The same step run by the baseline, and its problem then: PyTorch computes pruned weights as it does dense ones."""
     engine = load_engine(BASELINE)
+    if isinstance(problem, ConvProblem) and problem.weight_mask:
+        problem = problem.with_mask(None)
     support = engine.accepts(problem, target)
     if not support:
         raise PlanError(f"steps[{index}].engine", step.config.engine, "an engine that can do this step", reason)
-    return replace(step, config=engine.config(engine.space(problem, target)[0]), workspace_bytes=0)
+    config = engine.config(engine.space(problem, target)[0])
+    return replace(step, problem=problem.key, config=config, workspace_bytes=0), problem
 
 
 def region_of(index: int, step: Step, regions: Regions) -> Region:

@@ -181,3 +181,41 @@ def test_one_and_true_are_different_knobs():
     assert not engine.has_knobs(problem, Knobs.of(per_image=1), target_for("cpu"))
     assert not why_not(engine.config(Knobs.of(per_image=True)), problem, target_for("cpu"))
     assert "per_image=1" in why_not(engine.config(Knobs.of(per_image=1)), problem, target_for("cpu"))
+
+
+def pruned_net(zeros: int) -> Net:
+    """A net of one convolution whose weight has so many zeros."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(4, 8, 3).eval()
+    with torch.no_grad():
+        conv.weight.view(-1)[:zeros] = 0
+    return capture_net("net", nn.Sequential(conv), (torch.randn(1, 4, 8, 8),), {}, Settings(), target_for("cpu"))
+
+
+def replaced(step: plans.Step, keys: list[str]) -> plans.Step:
+    """The step on pruned weights, where there is such a problem."""
+    return dataclasses.replace(step, problem=next((k for k in keys if k.startswith(step.problem)), step.problem))
+
+
+@pytest.mark.parametrize(("tuned", "given"), [(200, 220), (200, 0)])
+@pytest.mark.parametrize("weights", ["pruned.safetensors", ""])
+def test_a_plan_of_other_pruned_weights_names_the_weights(tuned: int, given: int, weights: str) -> None:
+    net = pruned_net(tuned)
+    plan = fabricated(net, random.Random(1))
+    keys = [problem.key for region in net.regions for problem in region.problems if ":mask=" in problem.key]
+    steps = [replaced(step, keys) for step in plan.steps]
+    assert any(":mask=" in step.problem for step in steps)
+    plan = dataclasses.replace(plan, steps=tuple(steps), weights=weights)
+    plan = plans.from_dict(plans.to_dict(plan))
+    assert plan.weights == weights
+    # PyTorch runs the steps of engines that do not take pruned weights.
+    own = build_program(plan, net.captured, net.regions_by_nodes, net.target, Settings())
+    assert not any(":mask=" in step.problem for step in own.plan.steps if step.config.engine == "aten")
+    other = pruned_net(given)
+    with pytest.raises(PlanError) as caught:
+        build_program(plan, other.captured, other.regions_by_nodes, other.target, Settings())
+    said = str(caught.value)
+    assert said.startswith("weights: got 'other zeros in ")
+    assert "expected the pruned weights that the plan was tuned for" in said
+    if weights:
+        assert "for: pruned.safetensors. Give those (--weights pruned.safetensors), or tune again." in said

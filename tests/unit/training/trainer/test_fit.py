@@ -16,7 +16,7 @@ import convoy
 from convoy.errors import ConvoyError, InputError
 from convoy.training.trainer import fit as module
 from convoy.training.trainer.checkpoint import TrainingPosition
-from convoy.training.trainer.fit import fit
+from convoy.training.trainer.fit import TrainingStart, fit
 from convoy.training.trainer.recipe import TrainingRecipe, with_amp
 from convoy.zoo import Dataset, Preprocessing, load_dataset
 from tests.unit.training.training_nets import net
@@ -301,3 +301,60 @@ def test_shards_are_equal_and_hold_every_image_once():
     seen = torch.cat([x for shard in shards for x, _ in shard.batches(3)])
     wanted = next(iter(whole.batches(9)))[0]
     assert sorted(seen.sum((1, 2, 3)).tolist()) == sorted(wanted.sum((1, 2, 3)).tolist())
+
+
+def started(recipe: TrainingRecipe, **words: Any) -> tuple[TrainingStart, module._Fit]:
+    training = module._Fit(net(), images(), recipe, SETTINGS, None, lambda *_: None, None, **words)
+    return training.start(), training
+
+
+@pytest.mark.parametrize(("stop", "position"), [(3, (0, 3)), (6, (1, 1)), (8, (1, 3))])
+def test_a_resumed_training_follows_the_epochs_and_rates_that_are_asked_for(
+    tmp_path: Path, stop: int, position: tuple[int, int]
+):
+    recipe = dataclasses.replace(STOCK, checkpoint=tmp_path / "state", every=1)
+    stopped(net(), recipe, stop)
+    asked = dataclasses.replace(recipe, epochs=4, lr=0.2, momentum=0.5, weight_decay=0.0, resume=True)
+    start, training = started(asked)
+    curve = [0.2 * (1 + math.cos(math.pi * done / 20)) / 2 for done in range(21)]
+    assert dataclasses.astuple(start)[:4] == (*position, 5, 4)
+    assert start.is_resumed
+    assert start.lr == pytest.approx(curve[stop])
+    (group,) = training.optimizer.param_groups
+    assert (group["momentum"], group["weight_decay"]) == (0.5, 0.0)
+    rates = [group["lr"]]
+    training.watch = lambda *_: rates.append(training.optimizer.param_groups[0]["lr"])
+    epochs = list(training.run())
+    assert rates == pytest.approx(curve[stop:], abs=1e-9)
+    assert [epoch.lr for epoch in epochs] == pytest.approx([curve[5 * epoch.number - 1] for epoch in epochs])
+
+
+def test_a_training_that_is_done_starts_at_its_end(tmp_path: Path):
+    recipe = dataclasses.replace(STOCK, checkpoint=tmp_path / "state")
+    list(fit(net(), images(), recipe))
+    start, training = started(dataclasses.replace(recipe, resume=True))
+    assert (start.epochs_done, start.step, start.epochs) == (2, 0, 2)
+    assert list(training.run()) == []
+
+
+def test_a_checkpoint_that_is_there_is_not_overwritten_without_resume(tmp_path: Path):
+    recipe = dataclasses.replace(STOCK, checkpoint=tmp_path / "state", epochs=1)
+    list(fit(net(), images(), recipe))
+    before = (tmp_path / "state").read_bytes()
+    with pytest.raises(InputError, match=r"checkpoint: got .*a file that is not there yet"):
+        fit(net(), images(), recipe)
+    assert (tmp_path / "state").read_bytes() == before
+
+
+def test_an_epoch_that_has_begun_goes_on_with_the_same_batch_and_classes(tmp_path: Path):
+    recipe = dataclasses.replace(STOCK, checkpoint=tmp_path / "state", every=1)
+    stopped(net(), recipe, 3)
+    with pytest.raises(InputError, match=r"batch is 8 and not 4 amid an epoch \(3 steps are made\)"):
+        started(dataclasses.replace(recipe, batch=4, resume=True))
+    list(fit(net(), images(), dataclasses.replace(recipe, resume=True), about={"classes": '["a", "b"]'}))
+    with pytest.raises(InputError, match=r'classes is \["a", "b"\] and not \["a", "c"\]'):
+        started(dataclasses.replace(recipe, resume=True), about={"classes": '["a", "c"]'})
+    start, _ = started(
+        dataclasses.replace(recipe, batch=4, epochs=3, resume=True)
+    )  # between two epochs it may be another
+    assert (start.epochs_done, start.step, start.steps) == (2, 0, 10)

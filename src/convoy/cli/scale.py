@@ -42,7 +42,7 @@ def scale(
     report: options.Report = None,
     again: given.Again = False,
 ) -> None:
-    """Train MODEL on several GPUs: throughput, efficiency, and time in computation, communication, launches and input."""
+    """Train MODEL on several GPUs, or CPU processes: throughput, efficiency, time of computation, communication and input."""
     settings = options.settings_from(effort=effort, db=db)
     # Other hosts have no figures, and on a shared disk their file would be the first one's.
     path = (output or Path(f"scale-{file_word(model)}.json")) if node_rank <= 0 else None
@@ -162,7 +162,9 @@ def _tell(request: ScaleRequest, run: Run) -> None:
         LINK_HEADS,
         LINK_NUMBERS,
         NUMBERS,
+        counted,
         failures,
+        heads_of,
         link_table,
         notes,
         settings,
@@ -175,9 +177,10 @@ def _tell(request: ScaleRequest, run: Run) -> None:
     if request.node_rank > 0:
         say("the first host has the figures")
         return
-    print_table(HEADS, table(run.rows), numbers=NUMBERS)
+    unit = counted(request.device)
+    print_table(heads_of(HEADS, unit), table(run.rows), numbers=NUMBERS)
     if any(row.ok for row in run.rows):
         say(LINK_CAPTION)
-        print_table(LINK_HEADS, link_table(run.rows), numbers=LINK_NUMBERS)
+        print_table(heads_of(LINK_HEADS, unit), link_table(run.rows), numbers=LINK_NUMBERS)
     for line in (*settings(run.rows), *notes(run.rows)):
         say(line)

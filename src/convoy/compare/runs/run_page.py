@@ -50,7 +50,8 @@ def _sheet(run: Run, name: str) -> Sheet:
         expected = "rows whose `detail` is as docs/how-to/compare.md has it"
         raise InputError("run", f"{type(error).__name__}: {error}", expected) from error
     subjects = ", ".join(dict.fromkeys(row.subject for row in run.rows if run.kind != "study"))
-    title = ": ".join(filter(None, (name, TITLES[run.kind], subjects)))
+    kind = TITLES[run.kind].replace(scaling_lines.GPUS, _counted(run))
+    title = ": ".join(filter(None, (name, kind, subjects)))
     notes = tuple(dict.fromkeys(run.manifest.get("notes", [])))
     about = [Section("What you should know", notes)] if notes else []
     device = str(run.manifest.get("target", {}).get("name", ""))
@@ -80,11 +81,16 @@ def _study(run: Run) -> tuple[list[Card], list[Section]]:
     return [], sections
 
 
+def _counted(run: Run) -> str:
+    """What the numbers of a scaling run count."""
+    return scaling_lines.counted(str(run.manifest.get("target", {}).get("device", "")))
+
+
 _KINDS: Final[dict[str, Callable[[Run], tuple[list[Card], list[Section]]]]] = {
     "compare": compare_page.sections_of,
     "options": options_page.sections_of,
     "study": _study,
-    "scaling": lambda run: scaling_lines.section_of(run.rows),
+    "scaling": lambda run: scaling_lines.section_of(run.rows, _counted(run)),
 }
 
 

@@ -12,8 +12,8 @@ from convoy.report.curves import Series, curves_figure
 from convoy.report.sheet import Card, Cell, Part, Section, Table, table_of
 
 HEADS: Final = (
-    "net", "gpus", "scaling", "batch a gpu", "provider", "images/s", "efficiency", "step ms", "compute", "exposed", "bound",
-    "launch", "input", "",
+    "net", "gpus", "scaling", "batch each", "provider", "images/s", "efficiency", "step ms", "compute", "exposed", "bound",
+    "launch", "input", "remark",
 )  # fmt: skip
 NUMBERS: Final = (1, 3, 5, 6, 7, 8, 9, 10, 11, 12)
 
@@ -23,12 +23,27 @@ LINK_HEADS: Final = (
 )  # fmt: skip
 LINK_NUMBERS: Final = tuple(range(3, 15))
 LINK_CAPTION: Final = (
-    "Communication, milliseconds and the gradients' MB: bound is 2 (n-1) / n of the gradients' bytes at the link's speed;"
-    " exposed is what a step takes longer with all-reduce than without, with its 20th and 80th percentile over the rounds;"
-    " running is how long its kernels run in a step, and bare how long nothing else does meanwhile: what is exposed beyond that"
-    " is other kernels made slower; group is the same for one process, which talks to nobody: the cost of the process group"
+    "Communication, in milliseconds. MB: gradients. bound: 2 (n-1) / n of their bytes at the link's speed. exposed: how much"
+    " longer a step takes with all-reduce than without, with the 20th and 80th percentile over the rounds. running: how long"
+    " all-reduce kernels run in a step. bare: how long they run alone; what is exposed beyond that is other kernels made slower."
+    " group: what the process group costs a single process. host: how long the host takes to launch a step."
 )
 """Of the second table, which has the terms of the bound."""
+
+GPUS: Final = "GPUs"
+PROCESSES: Final = "processes"
+"""What one number of a run counts: on a CPU its processes share the cores."""
+
+
+def counted(device: str) -> str:
+    """What a run on `device` (`cpu` or `cuda`) counts."""
+    return PROCESSES if device == "cpu" else GPUS
+
+
+def heads_of(heads: Sequence[str], unit: str) -> tuple[str, ...]:
+    """A table's headings for what the run counts."""
+    return tuple(unit.lower() if head == "gpus" else head for head in heads)
+
 
 SCHEDULE: Final = "streams:"
 """Beginnings of a plan's notes on its schedule."""
@@ -139,8 +154,8 @@ def failures(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def charts(rows: Sequence[Row]) -> list[str]:
-    """Throughput and efficiency over GPUs for each net and scaling; none with one number of GPUs."""
+def charts(rows: Sequence[Row], unit: str = GPUS) -> list[str]:
+    """Throughput and efficiency over GPUs (or processes) for each net and scaling; none with one number of them."""
     drawn: list[str] = []
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -155,9 +170,9 @@ def charts(rows: Sequence[Row]) -> list[str]:
                 perfect = tuple((x, speed * x / first) for x, _ in points)
                 series.append(Series(f"{provider}, perfect", perfect, dashed=True))
             title = f"{net}, {scaling} scaling"
-            drawn.append(curves_figure(f"{title}: images per second over GPUs", "GPUs", "images per second", series))
+            drawn.append(curves_figure(f"{title}: images per second over {unit}", unit, "images per second", series))
             shares = [Series(provider, points) for provider, points in _lines(own, "efficiency").items()]
-            drawn.append(curves_figure(f"{title}: efficiency over GPUs", "GPUs", "efficiency", shares, log_y=False))
+            drawn.append(curves_figure(f"{title}: efficiency over {unit}", unit, "efficiency", shares, log_y=False))
     return drawn
 
 
@@ -185,7 +200,7 @@ def _length(row: Row) -> float:
     return sum(max(0.0, value) for value in _parts(row).values())
 
 
-def _time_table(rows: Sequence[Row]) -> Table:
+def _time_table(rows: Sequence[Row], unit: str) -> Table:
     good = [row for row in rows if row.ok]
     most = max(map(_length, good), default=0.0) or 1.0
     lines: list[tuple[Cell, ...]] = []
@@ -195,29 +210,33 @@ def _time_table(rows: Sequence[Row]) -> Table:
             Part(value / most, index, f"{name} {value:.2f} ms") for index, (name, value) in enumerate(parts.items())
         )
         said = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if value)
-        where = f"{row.subject}, {row.axes['gpus']} {row.axes['scaling']}, {row.provider}"
+        where = f"{row.subject}, {row.axes['gpus']} {unit}, {row.axes['scaling']}, {row.provider}"
         lines.append((Cell(where), Cell("", _length(row), bar=bar), Cell(said)))
-    return Table(("gpus", "time of a step", "ms"), tuple(lines), page_only=(1,))
+    return Table(("row", "time of a step", "ms"), tuple(lines), page_only=(1,))
 
 
-def section_of(rows: Sequence[Row]) -> tuple[list[Card], list[Section]]:
-    """A run as a part of the page."""
+def section_of(rows: Sequence[Row], unit: str = GPUS) -> tuple[list[Card], list[Section]]:
+    """A run as a part of the page; `unit` is what its numbers count: `GPUS`, or on a CPU `PROCESSES`."""
     cards: list[Card] = []
     most = max((int(row.axes["gpus"]) for row in rows if row.ok), default=0)
     for row in rows:
         share = row.figure("efficiency")
         if share is not None and most > 1 and row.axes["gpus"] == most:
-            words = f"{row.subject}: efficiency on {most} GPUs, {row.axes['scaling']} scaling, {row.provider}"
+            words = f"{row.subject}: efficiency on {most} {unit}, {row.axes['scaling']} scaling, {row.provider}"
             cards.append(Card(f"{share.p50:.1%}", words, good=row.provider == "convoy"))
     lines = (*settings(rows), *notes(rows), *failures(rows))
-    tables = [table_of(HEADS, table(rows), NUMBERS)]
+    tables = [table_of(heads_of(HEADS, unit), table(rows), NUMBERS)]
     if any(row.ok for row in rows):
-        tables.append(replace(table_of(LINK_HEADS, link_table(rows), LINK_NUMBERS), caption=LINK_CAPTION))
-    sections = [Section("Training on several GPUs", tuple(dict.fromkeys(lines)), tuple(tables), tuple(charts(rows)))]
+        tables.append(
+            replace(table_of(heads_of(LINK_HEADS, unit), link_table(rows), LINK_NUMBERS), caption=LINK_CAPTION)
+        )
+    sections = [
+        Section(f"Training on several {unit}", tuple(dict.fromkeys(lines)), tuple(tables), tuple(charts(rows, unit)))
+    ]
     if any(row.ok for row in rows):
         about = (
-            "Medians; a step's time with its batch copied from the host's pinned memory. Parts that are differences may be below"
-            " zero: then there is less to see than noise."
+            "Medians of a step whose batch is copied from the host's pinned memory. A part that is a difference of two times"
+            " may be below zero: then it is smaller than the noise."
         )
-        sections.append(Section("Where a step's time goes", (about,), (_time_table(rows),), legend=PARTS))
+        sections.append(Section("Where a step's time goes", (about,), (_time_table(rows, unit),), legend=PARTS))
     return cards, sections

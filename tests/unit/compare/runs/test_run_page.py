@@ -18,6 +18,7 @@ from convoy.errors import InputError
 from convoy.report.roofline import roofline
 from convoy.report.sheet import Cell, Part, print_sheet, render_sheet
 from tests.unit.compare.examples import HOSTILE, compare_run, options_run, scaling_run, study_run
+from tests.unit.compare.page_examples import full_scaling_run
 
 ALL = [compare_run(), options_run(), study_run(), scaling_run()]
 
@@ -93,7 +94,7 @@ def test_several_runs_are_named_by_their_files(capsys: pytest.CaptureFixture[str
         "run 1: Frameworks side by side: resnet50",
         "run 2: Options of PyTorch: alexnet",
     ]
-    page = render_sheet(sheet)
+    page = render_sheet(sheet).replace("<wbr>", "")
     assert page.count('<a href="#run-') == page.count('<article id="run-') == 4
     assert '<h2 class="run">old/compare.json: Frameworks side by side: resnet50</h2>' in page
     print_sheet(sheet)
@@ -103,13 +104,24 @@ def test_several_runs_are_named_by_their_files(capsys: pytest.CaptureFixture[str
     assert not alone.parts
 
 
+def test_a_scaling_run_on_a_cpu_counts_processes() -> None:
+    run = full_scaling_run()
+    cpu = replace(run, manifest={**run.manifest, "target": {"name": "a CPU", "device": "cpu"}})
+    for found, unit, other in ((run, "GPUs", "processes"), (cpu, "processes", "GPUs")):
+        sheet = sheet_of([found])
+        said = render_sheet(sheet).partition("<main>")[2].partition('<div class="manifest">')[0]
+        assert sheet.title == f"Training on several {unit}: resnet50"
+        assert f"images per second over {unit}" in said
+        assert other not in said
+
+
 def test_long_texts_stand_under_their_row() -> None:
     (table,) = sheet_of([compare_run()]).sections[1].tables
     assert table.heads[table.under or 0] == "setting, or why not"
     assert table.under not in table.beside
     text = render_sheet(sheet_of([compare_run()]))
     assert text.count('<tr class="under">') == 5
-    assert "<caption> Under each row: setting, or why not.</caption>" in text
+    assert "<caption><div> Under each row: setting, or why not.</div></caption>" in text
 
 
 def test_what_is_read_first() -> None:

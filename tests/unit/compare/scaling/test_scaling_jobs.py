@@ -184,7 +184,7 @@ def test_the_terms_of_the_bound_are_shown() -> None:
     }  # fmt: skip
     _, sections = section_of([row])
     assert sections[0].tables[1].heads == LINK_HEADS
-    assert "bound is 2 (n-1) / n" in sections[0].tables[1].caption
+    assert "bound: 2 (n-1) / n" in sections[0].tables[1].caption
 
 
 def test_settings_and_notes_say_of_which_rows_they_are() -> None:

@@ -27,6 +27,9 @@ NOISY: Final = 0.10
 MOST_REPEATS: Final = 2
 """How often noisy rounds are taken again."""
 
+COUNT_AXIS: Final = {"cuda": "gpus", "cpu": "processes"}
+"""By device, the axis of a row that says how many GPUs or processes trained."""
+
 WEAK: Final = "weak"
 STRONG: Final = "strong"
 
@@ -179,7 +182,7 @@ class ScalingJob:
             mode="training",
             batch=self.batch,
             dtype=request.dtype,
-            axes={"gpus": self.world, "nodes": request.nodes, "scaling": self.scaling},
+            axes={COUNT_AXIS[request.device]: self.world, "nodes": request.nodes, "scaling": self.scaling},
             **values,
         )
 
@@ -249,7 +252,7 @@ def rounds_figure(metric: str, seconds: Sequence[float]) -> Figure:
 def with_efficiency(rows: Sequence[Row]) -> list[Row]:
     """The rows with their efficiency: images a second and GPU over that of the fewest GPUs, of the same provider and scaling."""
     base: dict[tuple[object, ...], Row] = {}
-    for row in sorted(rows, key=_gpus):
+    for row in sorted(rows, key=count_of):
         if row.ok:
             base.setdefault(_series(row), row)
     return [_efficient(row, base[_series(row)]) if row.ok else row for row in rows]
@@ -262,7 +265,7 @@ def _series(row: Row) -> tuple[object, ...]:
         row.provider,
         row.dtype,
         row.axes["scaling"],
-        row.batch * (_gpus(row) if _is_strong(row) else 1),
+        row.batch * (count_of(row) if _is_strong(row) else 1),
     )
 
 
@@ -270,14 +273,15 @@ def _is_strong(row: Row) -> bool:
     return row.axes["scaling"] == STRONG
 
 
-def _gpus(row: Row) -> int:
-    return int(row.axes["gpus"])
+def count_of(row: Row) -> int:
+    """How many GPUs a row is for, or processes if it is of a CPU; older files call both `gpus`."""
+    return int(next(row.axes[name] for name in reversed(COUNT_AXIS.values()) if name in row.axes))
 
 
 def _efficient(row: Row, base: Row) -> Row:
     speed, least = row.figure("images_per_s"), base.figure("images_per_s")
     assert speed is not None
     assert least is not None
-    value = speed.p50 / _gpus(row) / (least.p50 / _gpus(base))
+    value = speed.p50 / count_of(row) / (least.p50 / count_of(base))
     kept = tuple(figure for figure in row.figures if figure.metric != "efficiency")
     return replace(row, figures=(*kept, Figure.once("efficiency", "1", value)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from convoy.compare.runs.rows import Figure, Row
-from convoy.compare.scaling.scaling_jobs import BASELINE_KEPT
+from convoy.compare.scaling.scaling_jobs import BASELINE_KEPT, count_of
 from convoy.report.curves import Series, curves_figure
 from convoy.report.sheet import Card, Cell, Part, Section, Table, table_of
 
@@ -56,7 +56,7 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """A line for each row."""
     lines: list[tuple[str, ...]] = []
     for row in rows:
-        head = (row.subject, str(row.axes["gpus"]), str(row.axes["scaling"]), str(row.batch), row.provider)
+        head = (row.subject, str(count_of(row)), str(row.axes["scaling"]), str(row.batch), row.provider)
         if not row.ok:
             lines.append((*head, *[""] * 8, row.status))
             continue
@@ -86,7 +86,7 @@ def link_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         spread = (f"{communication.p20:.2f}", f"{communication.p80:.2f}") if communication else ("", "")
         lines.append(
             (
-                str(row.axes["gpus"]), str(row.axes["scaling"]), row.provider,
+                str(count_of(row)), str(row.axes["scaling"]), row.provider,
                 _shown(row.figure("gradient_bytes"), ".1f", 1e6), _shown(row.figure("link_gb_per_s"), ".1f"),
                 _shown(row.figure("allreduce_ms")), _shown(row.figure("bound_ms")), _shown(communication), *spread,
                 _shown(row.figure("collective_ms")), _shown(row.figure("bare_ms")), _shown(_group(row)),
@@ -102,12 +102,12 @@ def _shown(figure: Figure | None, form: str = ".2f", scale: float = 1.0) -> str:
 
 def exposed(row: Row) -> Figure | None:
     """Communication that nothing hides; None with one process, which has none."""
-    return row.figure("exposed_ms") if int(row.axes["gpus"]) > 1 else None
+    return row.figure("exposed_ms") if count_of(row) > 1 else None
 
 
 def _group(row: Row) -> Figure | None:
     """The cost of the process group on one process; older files call it exposed communication."""
-    return row.figure("group_ms") or (row.figure("exposed_ms") if int(row.axes["gpus"]) == 1 else None)
+    return row.figure("group_ms") or (row.figure("exposed_ms") if count_of(row) == 1 else None)
 
 
 def settings(rows: Sequence[Row]) -> list[str]:
@@ -138,7 +138,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _where(row: Row) -> str:
-    return f"{row.axes['gpus']} {row.axes['scaling']}"
+    return f"{count_of(row)} {row.axes['scaling']}"
 
 
 def _listed(where: Sequence[str]) -> str:
@@ -148,7 +148,7 @@ def _listed(where: Sequence[str]) -> str:
 def failures(rows: Sequence[Row]) -> list[str]:
     """A line for each row that is not `ok`, with its reason."""
     return [
-        f"{row.provider} on {row.axes['gpus']}, {row.axes['scaling']}: {row.status}: {row.reason}"
+        f"{row.provider} on {count_of(row)}, {row.axes['scaling']}: {row.status}: {row.reason}"
         for row in rows
         if not row.ok
     ]
@@ -182,7 +182,7 @@ def _lines(rows: Sequence[Row], metric: str) -> dict[str, tuple[tuple[float, flo
     for row in rows:
         figure = row.figure(metric)
         if figure is not None:
-            found.setdefault(row.provider, []).append((float(row.axes["gpus"]), figure.p50))
+            found.setdefault(row.provider, []).append((float(count_of(row)), figure.p50))
     return {provider: tuple(sorted(points)) for provider, points in found.items()}
 
 
@@ -210,7 +210,7 @@ def _time_table(rows: Sequence[Row], unit: str) -> Table:
             Part(value / most, index, f"{name} {value:.2f} ms") for index, (name, value) in enumerate(parts.items())
         )
         said = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if value)
-        where = f"{row.subject}, {row.axes['gpus']} {unit}, {row.axes['scaling']}, {row.provider}"
+        where = f"{row.subject}, {count_of(row)} {unit}, {row.axes['scaling']}, {row.provider}"
         lines.append((Cell(where), Cell("", _length(row), bar=bar), Cell(said)))
     return Table(("row", "time of a step", "ms"), tuple(lines), page_only=(1,))
 
@@ -218,10 +218,10 @@ def _time_table(rows: Sequence[Row], unit: str) -> Table:
 def section_of(rows: Sequence[Row], unit: str = GPUS) -> tuple[list[Card], list[Section]]:
     """A run as a part of the page; `unit` is what its numbers count: `GPUS`, or on a CPU `PROCESSES`."""
     cards: list[Card] = []
-    most = max((int(row.axes["gpus"]) for row in rows if row.ok), default=0)
+    most = max((count_of(row) for row in rows if row.ok), default=0)
     for row in rows:
         share = row.figure("efficiency")
-        if share is not None and most > 1 and row.axes["gpus"] == most:
+        if share is not None and most > 1 and count_of(row) == most:
             words = f"{row.subject}: efficiency on {most} {unit}, {row.axes['scaling']} scaling, {row.provider}"
             cards.append(Card(f"{share.p50:.1%}", words, good=row.provider == "convoy"))
     lines = (*settings(rows), *notes(rows), *failures(rows))

@@ -572,7 +572,7 @@ def test_two_processes_train_by_gloo_and_resume(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     (row,) = read(out).rows
-    assert row.axes["gpus"] == 2
+    assert row.axes["processes"] == 2
     found = {f.metric for f in row.figures}
     assert {"step_ms", "compute_ms", "exposed_ms", "allreduce_ms", "bound_ms", "images_per_s", "efficiency"} <= found
     assert row.detail["backend"] == "gloo"
@@ -585,7 +585,7 @@ def test_two_processes_train_by_gloo_and_resume(tmp_path: Path) -> None:
     assert read(out).rows == (row,)
     words[words.index("--gpus") + 1] = "1"  # the same file goes on with another number of processes
     assert CliRunner().invoke(app, words).exit_code == 0
-    rows = {found.axes["gpus"]: found for found in read(out).rows}
+    rows = {found.axes["processes"]: found for found in read(out).rows}
     assert set(rows) == {1, 2}
     assert rows[1].figure("efficiency").p50 == 1.0
     assert rows[2].figure("efficiency").p50 != 1.0
@@ -605,3 +605,12 @@ def test_bad_words_are_one_clear_error(words, named) -> None:
 def test_a_model_that_is_none_is_the_users_error() -> None:
     done = CliRunner().invoke(app, ["scale", "alexnett", "--device", "cpu", "--gpus", "1"])
     assert isinstance(done.exception, InputError)
+
+
+def test_on_a_cpu_a_row_counts_processes() -> None:
+    row = result_row(replace(JOB, request=replace(REQUEST, device="cpu")), rounds_of(step=[0.010] * 5))
+    assert row.axes == {"processes": 2, "nodes": 1, "scaling": "weak"}
+    assert "gpu" not in row.label()
+    older = replace(row, axes={"gpus": 2, "nodes": 1, "scaling": "weak"})
+    assert table([row]) == table([older])
+    assert link_table([row]) == link_table([older])

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import typer
 
 import convoy
 from convoy.cli.commands import app
 from convoy.engines.manifest import MANIFEST, RETIRED
-from tests.unit.pipeline.untimed import keep_plans
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -154,22 +152,3 @@ FILES = {
 WRITTEN = {".json": json.loads, ".html": lambda text: text.index("</html>")}
 """How to see that a file is whole; each raises where it is not. Sizes say nothing: the plan of a net that is kept as it was is
 small, and on a busy machine that is the right answer."""
-
-
-def test_the_snippets_about_serving_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "how-to" / "serve.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    keep_plans(monkeypatch)
-    optimize, settings = (
-        convoy.optimize,
-        convoy.Settings(effort="none", only_engines=("onednn",), db=tmp_path / "perf.db"),
-    )
-    monkeypatch.setattr(convoy, "optimize", lambda *args: optimize(*args, settings=settings), raising=False)
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, "serve.md", "exec"), names)
-    with torch.no_grad():
-        torch.testing.assert_close(names["fast"](names["x"]), names["model"](names["x"]), rtol=1e-4, atol=1e-5)
-    assert names["fast"].stale() is None
-    assert names["y"].shape == (8, 10)
-    assert len(names["fast"].plans) == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 import typer
@@ -43,6 +45,20 @@ def test_an_option_that_sets_a_setting_has_its_name() -> None:
             flags.discard("time")  # the short form stands beside the setting's name
         shortened = {field for field in fields for flag in flags if field.startswith(f"{flag}_")}
         assert not shortened, command
+
+
+def test_the_page_for_python_gives_each_setting_its_option_or_why_there_is_none() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "python.md").read_text(encoding="utf-8")
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| (.+) \|$", page.split("| field | option |")[1].split("\n\n")[0], re.MULTILINE)
+    )
+    assert list(rows) == [field.name for field in dataclasses.fields(Settings)]
+    for field, said in rows.items():
+        if said == f"`--{field.replace('_', '-')}`":
+            assert said.strip("`") in names("optimize")
+        else:
+            assert said.startswith("none: ")
+            assert f"--{field.replace('_', '-')}" not in names("optimize")
 
 
 def test_every_former_name_gives_an_option_that_the_command_has() -> None:

@@ -7,8 +7,10 @@ from functools import partial
 from typing import Final
 
 from convoy.compare.layer_kinds import KINDS
+from convoy.compare.runs.predicted import has_predicted_layers
 from convoy.compare.runs.rows import Figure, Row, by_time, questions
 from convoy.compare.runs.runfile import Run
+from convoy.plan.describe import PREDICTED
 from convoy.report.drawing import for_widths
 from convoy.report.roofline import roofline_figure
 from convoy.report.sheet import Card, Cell, Part, Section, Table
@@ -143,15 +145,18 @@ def _kinds(rows: Sequence[Row]) -> Section | None:
     lines: list[tuple[Cell, ...]] = []
     for row in known:
         times: Mapping[str, float] = row.detail["kinds"]
+        mark = PREDICTED if has_predicted_layers(row) else ""
         parts = [
-            Part(times[kind] / most, i, f"{kind} {times[kind]:.3f} ms") for i, kind in enumerate(KINDS) if kind in times
+            Part(times[kind] / most, i, f"{kind} {mark}{times[kind]:.3f} ms")
+            for i, kind in enumerate(KINDS)
+            if kind in times
         ]
-        text = ", ".join(f"{kind} {times[kind]:.2f}" for kind in KINDS if kind in times)
+        text = ", ".join(f"{kind} {mark}{times[kind]:.2f}" for kind in KINDS if kind in times)
         lines.append((Cell(row.provider), Cell("", sums[row.provider], bar=tuple(parts)), Cell(text)))
     table = Table(("framework", "time by layer kind", "ms"), tuple(lines), page_only=(1,))
-    about = (
-        "As each framework's own profiler tells it, which costs time itself; Convoy's layers were measured one by one."
-    )
+    about = "As each framework's own profiler tells it, which costs time itself; Convoy's layers were timed one by one."
+    if any(map(has_predicted_layers, known)):
+        about += f" {PREDICTED} marks sums with predicted times in them."
     return Section(f"Time by layer kind: {known[0].label()}", (about,), (table,), legend=KINDS)
 
 

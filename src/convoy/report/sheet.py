@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from convoy.plan.describe import PREDICTED
 from convoy.report.html import page
 from convoy.report.tables import console, print_table
 from convoy.untrusted import escape_controls
@@ -193,6 +194,6 @@ def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Seque
 
 def _number(text: str) -> float | None:
     try:
-        return float(text.rstrip("x% ").replace(",", ""))
+        return float(text.removeprefix(PREDICTED).rstrip("x% ").replace(",", ""))
     except ValueError:
         return None

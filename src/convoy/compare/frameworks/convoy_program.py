@@ -111,7 +111,7 @@ def _with_layers(found: BuiltModel, summary: Summary, seconds: float) -> BuiltMo
 
 
 def layer_kinds(summary: Summary) -> dict[str, float]:
-    """Milliseconds by layer kind, as the layers were measured one by one."""
+    """Milliseconds by layer kind: sums of the layers' single times, measured or predicted."""
     words = {"conv": "conv", "linear": "linear", "layout": "copy", "subgraph": "fused", "pool": "pool"}
     sums: dict[str, float] = {}
     for layer in summary.layers:
@@ -122,5 +122,5 @@ def layer_kinds(summary: Summary) -> dict[str, float]:
 
 def layers_of(summary: Summary) -> list[dict[str, Any]]:
     """The steps with the roofline's inputs."""
-    names = ("name", "engine", "median_us", "floor_us", "flops", "bytes_min")
+    names = ("name", "engine", "median_us", "floor_us", "flops", "bytes_min", "predicted")
     return [{name: getattr(layer, name) for name in names} for layer in summary.layers]

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from convoy.compare.runs.predicted import has_predicted_layers, has_predicted_total
 from convoy.compare.runs.rows import Figure, Row
 from convoy.compare.runs.runfile import Run
 from convoy.errors import InputError
+
+TOTAL: Final = "total_us"
+"""The sum of a strategy's steps, which may be predicted: it is then not judged."""
 
 TIMES: Final = {
     "latency_ms": 1,
@@ -17,7 +21,7 @@ TIMES: Final = {
     "step_ms": 1,
     "kernel_us": 1,
     "time_us": 1,
-    "total_us": 1,
+    TOTAL: 1,
     "images_per_s": -1,
     "efficiency": -1,
 }
@@ -212,7 +216,12 @@ def _row_changes(before: Row, after: Row | None, tolerance: float, memory_tolera
         found.append(change)
         if metrics is TIMES and change.verdict == "regression":
             found += _layer_changes(name, before, after, tolerance)
-    return found or [Change(name, "unjudged")]
+    why = "its time is predicted, not measured" if _rests_on_predictions(before, after) else ""
+    return found or [Change(name, "unjudged", reason=why)]
+
+
+def _rests_on_predictions(before: Row, after: Row) -> bool:
+    return has_predicted_total(before) or has_predicted_total(after)
 
 
 def _judge(
@@ -230,7 +239,7 @@ def _judge(
     """
     for metric, sign in metrics.items():
         old, new = before.figure(metric), after.figure(metric)
-        if old is None or new is None:
+        if old is None or new is None or (metric == TOTAL and _rests_on_predictions(before, after)):
             continue
         worse_by = (new.p50 - old.p50) * sign
         margin = max(old.spread, new.spread, tolerance * abs(old.p50), least)
@@ -254,11 +263,13 @@ def _layer_changes(name: str, before: Row, after: Row, tolerance: float) -> list
 
 
 def _layers(row: Row) -> dict[str, float]:
-    return {str(layer["name"]): float(layer["median_us"]) for layer in row.detail.get("layers", [])}
+    layers = row.detail.get("layers", [])
+    return {str(layer["name"]): float(layer["median_us"]) for layer in layers if not layer.get("predicted")}
 
 
 def _kinds(row: Row) -> dict[str, float]:
-    return {str(name): float(ms) for name, ms in row.detail.get("kinds", {}).items()}
+    kinds = {} if has_predicted_layers(row) else row.detail.get("kinds", {})
+    return {str(name): float(ms) for name, ms in kinds.items()}
 
 
 def _name(row: Row) -> str:

@@ -39,9 +39,12 @@ _SPAN: Final = {
 }  # fmt: skip
 _LAYER: Final = {"name": text, "engine": text, "median_us": positive, "flops": positive, "bytes_min": positive}
 
+_LAYER_PREDICTED: Final = {"predicted": flag}
+"""Files of former versions do not have it."""
+
 _TIMED: Final[dict[str, Check]] = {
     "kinds": values(positive),
-    "layers": items(fields(_LAYER)),
+    "layers": items(fields(_LAYER, _LAYER_PREDICTED)),
     "peaks": values(positive),
     "timeline": items(exactly(_SPAN)),
     "timed": text,
@@ -59,7 +62,7 @@ _DETAILS: Final[dict[str, dict[str, Check]]] = {
         "option": text,
         "options": items(text),
     },
-    "study": {"predicted": _whole, "problems": _whole},
+    "study": {"predicted": _whole, "problems": _whole, "predicted_steps": _whole, "steps": _whole},
     "scaling": {"noisy": items(text)},
 }
 

@@ -38,6 +38,11 @@ SKIPPING: Final = "zero-skipping"
 NOISY: Final = 0.10
 """A relative spread above this is noise; the search takes its samples in turn and drops rounds that were slow for all."""
 
+NOT_MEASURED: Final = (
+    "not measured: effort none takes times from the database alone, and it has none; use --effort quick"
+)
+"""Reason of an algorithm for which only predictions are known."""
+
 LEAST_LAYERS: Final = 20
 """Layers with a choice from which on criteria are learned: with fewer there is nothing to split."""
 
@@ -70,7 +75,7 @@ class AlgorithmStudy:
         measured: candidates measured now.
         from_database: candidates that were known.
         problems: problems that were asked for.
-        predicted: those of them whose times are predicted, because effort `none` measures nothing.
+        predicted: those of them whose times are predicted, because effort `none` measures nothing; no row has such a time.
     """
 
     target: Target
@@ -115,9 +120,14 @@ class AlgorithmStudy:
     def _point(self, point: SweepPoint, found: SearchResult) -> list[Row]:
         by_algorithm: dict[str, list[tuple[str, Measurement]]] = {}
         refused: dict[str, dict[str, str]] = {}
+        unmeasured: set[str] = set()
         extra = self.settings.engines
         for problem in point.problems():
-            measured = [row for row in found.rows.get(problem.key, ()) if row.samples or not row.ok]
+            every = found.rows.get(problem.key, ())
+            measured = [row for row in every if not row.predicted]
+            unmeasured.update(
+                algorithm_of(row.config.engine, extra, row.config.knobs) for row in every if row.predicted
+            )
             self._layers[problem.key] = measured
             for row in measured:
                 by_algorithm.setdefault(algorithm_of(row.config.engine, extra, row.config.knobs), []).append(
@@ -125,8 +135,14 @@ class AlgorithmStudy:
                 )
             for engine, reason in found.refusals.get(problem.key, {}).items():
                 refused.setdefault(algorithm_of(engine, extra), {})[f"{engine}, {problem.layout}"] = reason
-        rows = [self._best(point, name, own) for name, own in by_algorithm.items()]
-        rows += [_refused(point, name, why) for name, why in refused.items() if name not in by_algorithm]
+        rows = [
+            _row(point, name, status="unsupported", reason=NOT_MEASURED)
+            for name in sorted(unmeasured - by_algorithm.keys())
+        ]
+        rows += [self._best(point, name, own) for name, own in by_algorithm.items()]
+        rows += [
+            _refused(point, name, why) for name, why in refused.items() if name not in by_algorithm.keys() | unmeasured
+        ]
         return sorted(rows, key=_by_time)
 
     def _best(self, point: SweepPoint, algorithm: str, rows: Sequence[tuple[str, Measurement]]) -> Row:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from convoy.compare.runs.predicted import has_predicted_total
 from convoy.compare.runs.rows import Row
 from convoy.compare.study.algorithm_study import best_by_point
 from convoy.compare.study.study_winners import TIME, SweepCurve, curves, in_words
+from convoy.plan.describe import total_text
 from convoy.report.curves import Series, curves_figure
 from convoy.report.sheet import Cell, Part, Table
 
@@ -82,23 +84,38 @@ def _where(row: Row) -> str:
 
 
 def strategy_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A line for each net and strategy: sum of measured times, memory, and how it stands to exact selection."""
-    exact = {row.question: _value(row, "total_us") for row in rows if row.provider == "exact" and row.ok}
+    """A line for each net and strategy: sum of the launches' times, memory, and how it stands to exact selection.
+
+    Predicted sums are marked, and compared with nothing.
+    """
+    exact = {
+        row.question: _value(row, "total_us")
+        for row in rows
+        if row.provider == "exact" and row.ok and not has_predicted_total(row)
+    }
     lines: list[tuple[str, ...]] = []
     for row in rows:
         if not row.ok:
             lines.append((row.subject, row.provider, "", "", "", row.reason[:80]))
             continue
         total, best = _value(row, "total_us"), exact.get(row.question, 0.0)
-        ratio = f"{total / best:.2f}x" if best else ""
+        ratio = f"{total / best:.2f}x" if best and not has_predicted_total(row) else ""
         memory = f"{_value(row, 'peak_memory_bytes') / 1e6:.1f}"
-        how = f"{row.setting}, {_predicted(row)}" if row.detail.get("predicted") else row.setting
-        lines.append((row.subject, row.provider, f"{total / 1e3:.3f}", ratio, memory, how))
+        how = f"{row.setting}, {_predicted(row)}" if has_predicted_total(row) else row.setting
+        lines.append((row.subject, row.provider, _total(row, total), ratio, memory, how))
     return lines
 
 
+def _total(row: Row, total_us: float) -> str:
+    """A strategy's sum in milliseconds, marked if a part of it is predicted."""
+    return total_text(total_us, predicted=has_predicted_total(row)).removesuffix(" ms")
+
+
 def _predicted(row: Row) -> str:
-    return f"{row.detail['predicted']} of {row.detail['problems']} problems predicted"
+    detail = row.detail
+    if "predicted_steps" in detail:
+        return f"{detail['predicted_steps']} of {detail.get('steps', 0)} times predicted"
+    return f"{detail['predicted']} of {detail.get('problems', 0)} problems predicted"
 
 
 def strategy_notes(rows: Sequence[Row]) -> list[str]:
@@ -115,11 +132,12 @@ def strategy_bars(rows: Sequence[Row]) -> Table:
     lines: list[tuple[Cell, ...]] = []
     for row in good:
         total_us = _value(row, "total_us")
-        said = f"{row.subject}, {row.provider}: {total_us / 1e3:.3f} ms"
+        said = f"{row.subject}, {row.provider}: {_total(row, total_us)} ms"
         bar = (Part(total_us / (most[row.question] or 1.0), int(row.provider == "exact"), said),)
         where = f"{row.subject}, batch {row.batch}, {row.dtype}: {row.provider}"
-        lines.append((Cell(where), Cell("", total_us, bar=bar), Cell(f"{total_us / 1e3:.3f}", total_us)))
-    return Table(("net and strategy", "sum of measured times", "ms"), tuple(lines), numbers=(2,), page_only=(1,))
+        lines.append((Cell(where), Cell("", total_us, bar=bar), Cell(_total(row, total_us), total_us)))
+    times = "times" if any(map(has_predicted_total, good)) else "measured times"
+    return Table(("net and strategy", f"sum of {times}", "ms"), tuple(lines), numbers=(2,), page_only=(1,))
 
 
 STRATEGY_HEADS: Final = ("net", "strategy", "sum ms", "over exact", "memory MB", "how")

@@ -1,4 +1,4 @@
-"""The three strategies of the first paper against exact selection, on whole nets: the sum of measured times, and memory.
+"""The three strategies of the first paper against exact selection, on whole nets: the sum of the launches' times, and memory.
 
 One algorithm for every layer, what PyTorch's library chooses by itself, the best of each layer by itself, and the choice that
 also pays for copies between memory formats and for memory (`convoy.selection`). Copies are part of every sum.
@@ -62,7 +62,15 @@ def strategy_rows(problem: SelectionProblem, about: Mapping[str, Any], found: Se
             Figure.once("peak_memory_bytes", "B", best.peak_bytes),
             Figure.once("workspace_bytes", "B", max((c.workspace_bytes for c in best.chosen), default=0)),
         )
-        detail = {"engines": _engines(best), "copies": len(best.conversions), "bound_us": best.bound_us, **predicted}
+        launches = (*best.chosen, *best.conversions)
+        detail = {
+            "engines": _engines(best),
+            "copies": len(best.conversions),
+            "bound_us": best.bound_us,
+            "steps": len(launches),
+            "predicted_steps": sum(launch.predicted and launch.median_us > 0 for launch in launches),
+            **predicted,
+        }
         rows.append(Row(provider=strategy, setting=best.solver, figures=figures, detail=detail, **about))
     return rows
 

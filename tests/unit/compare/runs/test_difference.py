@@ -210,3 +210,20 @@ def test_the_commands_exit_code(tmp_path: Path, old: Row, new: Row, words: list[
         write(run, tmp_path / f"{name}.json")
     done = CliRunner().invoke(app, ["report", "--diff", str(tmp_path / "old.json"), str(tmp_path / "new.json"), *words])
     assert (done.exception.exit_code if isinstance(done.exception, InputError) else done.exit_code) == code
+
+
+def test_predicted_times_are_not_judged() -> None:
+    def total(us: float, **detail: Any) -> Row:
+        return Row("net", "exact", figures=(Figure.once("total_us", "us", us),), detail=detail)
+
+    measured = total(100.0, predicted=3, problems=9, predicted_steps=0, steps=4)
+    (change,) = difference(Run("study", MANIFEST, (measured,)), Run("study", NEWER, (total(200.0),))).changes
+    assert change.verdict == "regression"
+    for old, new in ((total(100.0, predicted_steps=1), total(200.0)), (total(100.0), total(200.0, predicted=1))):
+        rows = (Row("other", "exact", figures=(Figure.once("total_us", "us", 1.0),)),)
+        found = difference(Run("study", MANIFEST, (old, *rows)), Run("study", NEWER, (new, *rows)))
+        assert [change.verdict for change in found.changes] == ["unjudged", "same"]
+        assert "predicted, not measured" in found.changes[0].words()
+    guessed = {"layers": [{"name": "conv", "median_us": 900.0, "predicted": True}], "kinds": {"conv": 0.9}}
+    slower = difference(*runs(row(10, detail=layers(conv=100.0)), row(20, detail=guessed)))
+    assert [change.name for change in slower.changes] == [LABEL]

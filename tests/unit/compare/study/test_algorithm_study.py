@@ -12,7 +12,7 @@ from convoy.cli.study_session import StudySession
 from convoy.compare import Figure, Row, Run, read, write
 from convoy.compare.runs.runfile import from_dict, to_dict
 from convoy.compare.study import study_energy
-from convoy.compare.study.algorithm_study import LEAST_LAYERS, AlgorithmStudy, algorithm_of
+from convoy.compare.study.algorithm_study import LEAST_LAYERS, NOT_MEASURED, AlgorithmStudy, algorithm_of
 from convoy.compare.study.learn_criteria import CriteriaCheck
 from convoy.compare.study.study_criteria import check_line, leaf_rows
 from convoy.compare.study.study_energy import launch_joules
@@ -417,14 +417,37 @@ def test_strategies_pay_for_copies_and_exact_is_the_least() -> None:
 
 
 def test_strategies_say_what_is_predicted() -> None:
-    found = SearchResult(rows={"a": [], "b": [], "c": []}, predicted=2)
-    predicted = strategy_rows(chain(), {"subject": "net", "batch": 1}, found)
-    assert {line[5] for line in strategy_table(predicted)} >= {"exact, 2 of 3 problems predicted"}
+    found = SearchResult(rows={"a": [], "b": [], "c": []}, predicted=2, predicted_from=7)
+    candidates = tuple(replace(c, predicted=c.config.engine == "two") for c in chain().candidates)
+    predicted = strategy_rows(replace(chain(), candidates=candidates), {"subject": "net", "batch": 1}, found)
+    lines = {line[1]: line for line in strategy_table(predicted)}
+    assert lines["exact"][2:4] == ("~0.005", "")
+    assert lines["exact"][5] == "exact, 2 of 2 times predicted"
+    assert lines["library"][2:4] == ("0.010", "")  # measured, but the time to compare it with is not
+    assert lines["library"][5] == "baseline"
+    bars = strategy_bars(predicted)
+    assert bars.heads[1] == "sum of times"
+    assert {row[2].text for row in bars.rows} == {"~0.005", "~0.006", "0.010"}
+    old = [replace(r, detail={"predicted": 2, "problems": 3}) for r in predicted]
+    assert {line[5] for line in strategy_table(old)} >= {"exact, 2 of 3 problems predicted"}
     (note,) = strategy_notes(predicted)
     assert note.startswith("net: 2 of 3 problems were never measured on this target")
     measured_all = strategy_rows(chain(), {"subject": "net", "batch": 1}, SearchResult(rows=found.rows))
     assert strategy_notes(measured_all) == []
     assert strategy_table(measured_all)[-1][5] == "exact"
+    assert strategy_bars(measured_all).heads[1] == "sum of measured times"
+
+
+def test_an_algorithm_that_is_only_predicted_has_no_time_and_says_what_to_do(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    command = ["study", "--sweep", "stride", "--base", "c=4,k=4,h=6,w=6", "--effort", "none", "--device", "cpu"]
+    done = CliRunner().invoke(app, [*command, "--no-criteria", "--db", str(tmp_path / "empty.db"), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    rows = read(out).rows
+    assert not any(row.ok for row in rows)
+    first = {row.subject: row for row in reversed(rows)}
+    assert {row.reason for row in first.values()} == {NOT_MEASURED}
+    assert "not measured: effort none" in " ".join(done.output.split())
 
 
 # --- the command ------------------------------------------------------------------------------------------------------------

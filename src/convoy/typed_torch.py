@@ -5,13 +5,15 @@ Each function calls exactly one function of the library. Code that is checked st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from numpy.typing import NDArray
 from torch import nn
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class GpuProperties(Protocol):
@@ -70,6 +72,32 @@ def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Each module of a model once, the model itself first, with its path."""
     return cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
+
+
+def in_memory_format(model: ModuleT, memory_format: torch.memory_format) -> ModuleT:
+    """The model itself, after its 4-D parameters and buffers were converted to a memory format."""
+    return cast("Any", model).to(memory_format=memory_format)
+
+
+def torch_compile(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`torch.compile` with the given options."""
+    return cast("Any", torch).compile(model, **options)
+
+
+def barrier() -> None:
+    """Wait for all processes of the default process group."""
+    cast("Any", torch).distributed.barrier()
+
+
+def all_reduce(tensor: torch.Tensor, operation: Any = None, **options: Any) -> Any:
+    """Reduce a tensor over all processes, in place, by default by a sum; returns a handle with `async_op=True`."""
+    distributed = cast("Any", torch).distributed
+    return distributed.all_reduce(tensor, distributed.ReduceOp.SUM if operation is None else operation, **options)
+
+
+def all_gather(tensors: list[torch.Tensor], tensor: torch.Tensor, group: Any = None) -> None:
+    """Fill `tensors` with the tensor of each process of a group."""
+    cast("Any", torch).distributed.all_gather(tensors, tensor, group=group)
 
 
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from convoy.narrowing import is_list
+
 MODES: Final = ("inference", "training")
 DTYPES: Final = ("fp32", "fp16", "bf16")
 
@@ -69,5 +71,6 @@ class Case:
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Case:
         """Inverse of `to_dict`."""
-        size = data.get("size", 0)
-        return Case(**{**data, "size": tuple(size) if isinstance(size, list) else size})
+        size: Any = data.get("size", 0)
+        arguments: dict[str, Any] = {**data, "size": tuple(size) if is_list(size) else size}
+        return Case(**arguments)

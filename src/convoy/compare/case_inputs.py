@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
@@ -38,6 +37,7 @@ from convoy.compare.frameworks.torch_model import (
 from convoy.compare.rounding_limits import rounding_limits
 from convoy.errors import InputError
 from convoy.pipeline.check.end_to_end import ORACLE_FLOPS, exact_outputs, float_outputs
+from convoy.typed_torch import from_numpy, in_memory_format, save_safetensors
 from convoy.zoo import check_inputs, example_args, input_size, load_model, parse_dtype
 
 Turn = Callable[[], AbstractContextManager[None]]
@@ -60,8 +60,8 @@ def make(case: Case, folder: Path, turn: Turn = nullcontext) -> dict[str, Any]:
     classes = _classes(model, x)
     labels = torch.arange(case.batch) * 7919 % max(1, classes)
     state = {name: t.detach().contiguous().clone() for name, t in model.state_dict().items()}
-    save_file(state, folder / "weights.safetensors")
-    save_file({"input": x, "labels": labels}, folder / "input.safetensors")
+    save_safetensors(state, folder / "weights.safetensors")
+    save_safetensors({"input": x, "labels": labels}, folder / "input.safetensors")
     operations = 2 * _multiplications(model, x)
     facts: dict[str, Any] = {
         "transform_input": bool(getattr(model, "transform_input", False)),
@@ -90,8 +90,10 @@ def export_onnx(case: Case, material: CaseInputs) -> None:
     dtype = "fp16" if case.dtype == "fp16" else "fp32"
     weights = case.weights if case.weights == "DEFAULT" else str(material.weights_path)
     model = load_model(case.model, weights=None if own else weights, dtype=dtype, trust=case.trust)
-    x = torch.from_numpy(material.input()).to(parse_dtype(dtype))
-    torch.onnx.export(model, (x,), str(material.onnx_path), dynamo=True, external_data=False, verbose=False)
+    x = from_numpy(material.input()).to(parse_dtype(dtype))
+    cast("Any", torch.onnx).export(
+        model, (x,), str(material.onnx_path), dynamo=True, external_data=False, verbose=False
+    )
 
 
 def _input(model: nn.Module, case: Case) -> torch.Tensor:
@@ -131,7 +133,7 @@ def _inference(case: Case, model: nn.Module, x: torch.Tensor, folder: Path, oper
         keep = wanted["out0"].shape[0]
         explained = rounding_limits(case, FrameworkNet(model, x, x), {name: t.numpy() for name, t in wanted.items()})
         stock = outputs_of(model.to(kind)(x[:keep].to(kind)))
-    save_file({name: t.contiguous() for name, t in wanted.items()}, folder / "exact.safetensors")
+    save_safetensors({name: t.contiguous() for name, t in wanted.items()}, folder / "exact.safetensors")
     error = relative_error(stock, {name: t.numpy() for name, t in wanted.items()})
     return {
         "stock_error": error,
@@ -151,12 +153,12 @@ def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tenso
     affordable = case.device == "cuda" or 3 * 2 * _multiplications(copy_module(model).eval(), x) <= ORACLE_FLOPS
     reference = copy_module(model).double() if affordable else copy_module(model)
     exact = exact_step(FrameworkNet(reference, x.double() if affordable else x, labels))
-    save_file(
-        {name: torch.from_numpy(np.array(a, order="C")) for name, a in exact.items()}, folder / "exact.safetensors"
+    save_safetensors(
+        {name: from_numpy(np.array(a, order="C")) for name, a in exact.items()}, folder / "exact.safetensors"
     )
     set_flags(case.device)
     if not affordable:
-        model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+        model, x = in_memory_format(model, torch.channels_last), x.contiguous(memory_format=torch.channels_last)
     explained = rounding_limits(case, FrameworkNet(model, x, labels), exact)
     step = FrameworkStep(FrameworkNet(model, x, labels), case)
     stock = check_step(step, step.gradients)
@@ -177,7 +179,9 @@ def exact_step(net: FrameworkNet) -> Outputs:
         return functional.cross_entropy(float_outputs(net.model(net.x))[0], net.labels)
 
     first = loss()
-    gradients = torch.autograd.grad(first, list(parameters.values()), allow_unused=True)
+    gradients = cast(
+        "Sequence[torch.Tensor | None]", torch.autograd.grad(first, list(parameters.values()), allow_unused=True)
+    )
     found: Outputs = {"loss0": first.detach().double().cpu().numpy()}
     with torch.no_grad():
         for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):

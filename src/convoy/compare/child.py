@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,7 +110,7 @@ def turns(say: Say, read: Callable[[], str]) -> Turns:
     """Asks the parent for the device and waits for it."""
 
     @contextlib.contextmanager
-    def turn() -> Iterator[None]:
+    def turn() -> Generator[None]:
         say({"turn": True})
         read()
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ class ChildProcesses:
         child.end()
 
     @contextmanager
-    def one(self, case: Case, folder: Path, hello: Mapping[str, Any]) -> Iterator[ChildSession]:
+    def one(self, case: Case, folder: Path, hello: Mapping[str, Any]) -> Generator[ChildSession]:
         """A child that is ended afterwards."""
         child = self.start(case, folder, hello)
         try:

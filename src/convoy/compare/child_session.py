@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Final
 
 from convoy.compare.process_memory import resident_bytes
@@ -74,7 +74,7 @@ class ChildSession:
         return self.wait_for(name)
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self) -> Generator[None]:
         """Have the device for oneself: no other child chooses or times meanwhile."""
         with self._turns:
             yield

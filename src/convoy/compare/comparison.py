@@ -257,7 +257,7 @@ class Comparison:
                 rounds = rounds_for(ready["call_s"], min(ALONE_ROUNDS, self.limits.rounds))
                 samples = child.ask({"do": "sample", "rounds": rounds}, "samples")
                 finished = child.ask({"do": "finish", "bus_id": self._bus_id}, "finished")
-        except BaseException:
+        except BaseException:  # everything, an interrupt too: the child must not outlive this call
             self._children.end(child)
             raise
         return child, ready_row(case, entry.id, child.startup_s, ready, samples, finished)

@@ -21,9 +21,10 @@ def joules_counter(bus_id: str, load: Callable[[str], Any] = ctypes.CDLL) -> Cal
 
 def counter_of(gpu: Gpu | None) -> Callable[[], float] | None:
     """The same of a GPU. Where the driver fails to answer later, it stands still."""
-    last = None if gpu is None else gpu.joules()
-    if gpu is None or last is None:
+    first = None if gpu is None else gpu.joules()
+    if gpu is None or first is None:
         return None
+    last = first
 
     def joules() -> float:
         nonlocal last

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, cast
 
 KINDS: Final = ("conv", "linear", "norm", "pool", "pointwise", "copy", "optimizer", "fused", "other")
 """In the order in which they are shown; `fused` is for kernels that a compiler fused."""
@@ -34,7 +34,7 @@ def kind_of(name: str) -> str:
 
 def by_kind(events: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Sum (name, time) pairs up by kind, in `KINDS`' order, without kinds that took nothing."""
-    sums = dict.fromkeys(KINDS, 0.0)
+    sums = dict.fromkeys(cast("Sequence[str]", KINDS), 0.0)
     for name, time in events:
         sums[kind_of(name)] += time
     return {kind: time for kind, time in sums.items() if time > 0}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -124,9 +124,9 @@ class CaseInputs:
         return self._read("exact")
 
     def _read(self, name: str) -> Outputs:
-        from safetensors.numpy import load_file
+        import safetensors.numpy
 
-        return load_file(self.folder / f"{name}.safetensors")
+        return cast("Any", safetensors.numpy).load_file(self.folder / f"{name}.safetensors")
 
 
 def net_of(case: Case) -> str:

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from convoy.compare.case import LEARNING_RATE, MOMENTUM, Case
 from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, Outputs, net_of
 from convoy.compare.nets import NETS, transform_input
 from convoy.compare.nets.operators import Pad, pair
 
+if TYPE_CHECKING:
+    from jax import Array
+
+# JAX is optional, and most of its functions declare their types in part only.
+jax = cast("Any", import_module("jax"))
+jnp = cast("Any", import_module("jax.numpy"))
+lax = cast("Any", import_module("jax.lax"))
+
 DTYPES: Final = {"fp32": jnp.float32, "fp16": jnp.float16, "bf16": jnp.bfloat16}
 
 BATCH_NORM_MOMENTUM: Final = 0.1
 """torch's word for the weight of the new statistics."""
 
-Parameters = dict[str, jax.Array]
+Parameters = dict[str, Any]
+"""Arrays by name."""
 
 
 class Jax:
@@ -58,7 +65,7 @@ class Lax:
         self.parameters, self.nhwc, self.training = parameters, layout == "nhwc", training
         self.statistics: Parameters = {}
 
-    def conv(self, x: jax.Array, name: str, stride: int = 1, pad: Pad = 0) -> jax.Array:
+    def conv(self, x: Array, name: str, stride: int = 1, pad: Pad = 0) -> Array:
         """Without an accumulator type of its own: XLA accumulates halves in fp32."""
         weight = self.parameters[f"{name}.weight"].astype(x.dtype)
         y = lax.conv_general_dilated(
@@ -72,7 +79,7 @@ class Lax:
         bias = self.parameters.get(f"{name}.bias")
         return y if bias is None else y + self._channels(bias.astype(x.dtype))
 
-    def batch_norm(self, x: jax.Array, name: str, eps: float) -> jax.Array:
+    def batch_norm(self, x: Array, name: str, eps: float) -> Array:
         """Statistics in fp32."""
         scale, shift, mean, variance = (
             self.parameters[f"{name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
@@ -89,74 +96,74 @@ class Lax:
         centred = x.astype(jnp.float32) - self._channels(mean)
         return (centred * self._channels(scale * lax.rsqrt(variance + eps)) + self._channels(shift)).astype(x.dtype)
 
-    def relu(self, x: jax.Array) -> jax.Array:
+    def relu(self, x: Array) -> Array:
         """jax.nn's."""
         return jax.nn.relu(x)
 
-    def relu6(self, x: jax.Array) -> jax.Array:
+    def relu6(self, x: Array) -> Array:
         """jax.nn's."""
         return jax.nn.relu6(x)
 
-    def silu(self, x: jax.Array) -> jax.Array:
+    def silu(self, x: Array) -> Array:
         """jax.nn's."""
         return jax.nn.silu(x)
 
-    def sigmoid(self, x: jax.Array) -> jax.Array:
+    def sigmoid(self, x: Array) -> Array:
         """jax.nn's."""
         return jax.nn.sigmoid(x)
 
-    def max_pool(self, x: jax.Array, size: int, stride: int, low: int, high: int) -> jax.Array:
+    def max_pool(self, x: Array, size: int, stride: int, low: int, high: int) -> Array:
         """reduce_window pads with the operation's own neutral value."""
         pads = self._sides((low, high), (0, 0))
         return lax.reduce_window(x, -jnp.inf, lax.max, self._sides(size, 1), self._sides(stride, 1), pads)
 
-    def avg_pool(self, x: jax.Array, size: int, stride: int, pad: int = 0) -> jax.Array:
+    def avg_pool(self, x: Array, size: int, stride: int, pad: int = 0) -> Array:
         """Sums in fp32."""
         window, strides, pads = self._sides(size, 1), self._sides(stride, 1), self._sides((pad, pad), (0, 0))
         sums = lax.reduce_window(x.astype(jnp.float32), 0.0, lax.add, window, strides, pads)
         return (sums / size**2).astype(x.dtype)
 
-    def mean(self, x: jax.Array, *, keep: bool = False) -> jax.Array:
+    def mean(self, x: Array, *, keep: bool = False) -> Array:
         """Over the two sides; jax.numpy sums halves in fp32."""
         return x.mean((1, 2) if self.nhwc else (2, 3), keepdims=keep)
 
-    def flatten(self, x: jax.Array) -> jax.Array:
+    def flatten(self, x: Array) -> Array:
         """In torch's order."""
         return (x.transpose(0, 3, 1, 2) if self.nhwc else x).reshape(x.shape[0], -1)
 
-    def linear(self, x: jax.Array, name: str) -> jax.Array:
+    def linear(self, x: Array, name: str) -> Array:
         """The weight lies as [c, k]."""
         weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
         return x @ weight.astype(x.dtype) + bias.astype(x.dtype)
 
-    def concat(self, xs: Sequence[jax.Array]) -> jax.Array:
+    def concat(self, xs: Sequence[Array]) -> Array:
         """Along channels."""
         return jnp.concatenate(xs, 3 if self.nhwc else 1)
 
-    def add(self, x: jax.Array, y: jax.Array) -> jax.Array:
+    def add(self, x: Array, y: Array) -> Array:
         """Sum."""
         return x + y
 
-    def multiply(self, x: jax.Array, gate: jax.Array) -> jax.Array:
+    def multiply(self, x: Array, gate: Array) -> Array:
         """The gate has sides of 1."""
         return x * gate
 
-    def affine(self, x: jax.Array, scale: Sequence[float], shift: Sequence[float]) -> jax.Array:
+    def affine(self, x: Array, scale: Sequence[float], shift: Sequence[float]) -> Array:
         """By channel."""
         return x * self._channels(jnp.array(scale, x.dtype)) + self._channels(jnp.array(shift, x.dtype))
 
-    def height(self, x: jax.Array) -> int:
+    def height(self, x: Array) -> int:
         """Known when traced."""
         return int(x.shape[1 if self.nhwc else 2])
 
     def _sides(self, each: Any, others: Any) -> tuple[Any, ...]:
         return (others, each, each, others) if self.nhwc else (others, others, each, each)
 
-    def _channels(self, values: jax.Array) -> jax.Array:
+    def _channels(self, values: Array) -> Array:
         return values if self.nhwc else values[:, None, None]
 
 
-def forward(case: Case, layout: str, facts: Any, parameters: Parameters, x: jax.Array) -> tuple[jax.Array, Parameters]:
+def forward(case: Case, layout: str, facts: Any, parameters: Parameters, x: Array) -> tuple[Array, Parameters]:
     """The net's outputs [n, classes] and, in training, its new running statistics."""
     ops = Lax(parameters, layout, training=case.training)
     x = transform_input(ops, x) if facts.get("transform_input") else x
@@ -178,7 +185,7 @@ def parameters_of(material: CaseInputs, layout: str, dtype: Any) -> Parameters:
     return found
 
 
-def as_torch_has_it(array: jax.Array, layout: str) -> np.ndarray[Any, Any]:
+def as_torch_has_it(array: Array, layout: str) -> np.ndarray[Any, Any]:
     """A gradient in torch's order of sides."""
     found = np.asarray(array, np.float32)
     if found.ndim == 4 and layout == "nhwc":
@@ -186,7 +193,7 @@ def as_torch_has_it(array: jax.Array, layout: str) -> np.ndarray[Any, Any]:
     return found.transpose(1, 0) if found.ndim == 2 else found
 
 
-def _input(case: Case, material: CaseInputs, layout: str) -> jax.Array:
+def _input(case: Case, material: CaseInputs, layout: str) -> Array:
     x = material.input()
     return jnp.asarray(x.transpose(0, 2, 3, 1) if layout == "nhwc" else x, DTYPES[case.dtype])
 
@@ -205,8 +212,11 @@ def _memory(case: Case, compiled: Any) -> Callable[[], int] | None:
 def _infer(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
     x = _input(case, material, layout)
     parameters = parameters_of(material, layout, DTYPES[case.dtype])
-    call = jax.jit(lambda p, x: forward(case, layout, material.facts, p, x)[0])
-    compiled = call.lower(parameters, x).compile()
+
+    def outputs_of(parameters: Parameters, x: Array) -> Array:
+        return forward(case, layout, material.facts, parameters, x)[0]
+
+    compiled = jax.jit(outputs_of).lower(parameters, x).compile()
     last: list[Any] = [None]
 
     def run() -> object:
@@ -225,7 +235,7 @@ def _train(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
     fixed = {name: array for name, array in everything.items() if "running" in name}
     weights = {name: array for name, array in everything.items() if "running" not in name}
 
-    def loss_of(weights: Parameters, fixed: Parameters) -> tuple[jax.Array, Parameters]:
+    def loss_of(weights: Parameters, fixed: Parameters) -> tuple[Array, Parameters]:
         outputs, statistics = forward(case, layout, material.facts, {**weights, **fixed}, x)
         chances = jax.nn.log_softmax(outputs.astype(jnp.float32))
         return -jnp.take_along_axis(chances, labels[:, None], 1).mean(), statistics
@@ -236,7 +246,7 @@ def _train(case: Case, material: CaseInputs, layout: str) -> BuiltModel:
         weights = {name: weights[name] - LEARNING_RATE * momenta[name] for name in weights}
         return weights, {**fixed, **statistics}, momenta, loss
 
-    state = [weights, fixed, {name: jnp.zeros_like(array) for name, array in weights.items()}, None]
+    state: list[Any] = [weights, fixed, {name: jnp.zeros_like(array) for name, array in weights.items()}, None]
     compiled = jax.jit(step, donate_argnums=(0, 1, 2)).lower(*state[:3]).compile()
 
     def run() -> object:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from importlib import import_module
+from typing import Any, Final, cast
 
 import numpy as np
-import openvino
-from openvino import properties
 
 from convoy.compare.case import Case
 from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, Outputs, UnsupportedCaseError
 from convoy.compare.layer_kinds import by_kind
+
+# Optional, and its stubs lack many properties.
+openvino = cast("Any", import_module("openvino"))
+properties = cast("Any", import_module("openvino.properties"))
 
 TYPES: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 

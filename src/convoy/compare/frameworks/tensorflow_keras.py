@@ -10,18 +10,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from importlib import import_module
+from typing import Any, Final, cast
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-
-import keras
 import numpy as np
-import tensorflow as tf
 
 from convoy.compare.case import LEARNING_RATE, MOMENTUM, Case
 from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, Outputs, net_of
 from convoy.compare.nets import NETS, transform_input
 from convoy.compare.nets.operators import Pad, pair
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+# Both are optional, and TensorFlow declares few types: a checker takes all that they give for Any.
+keras = cast("Any", import_module("keras"))
+tf = cast("Any", import_module("tensorflow"))
 
 POLICIES: Final = {"fp32": "float32", "fp16": "mixed_float16", "bf16": "mixed_bfloat16"}
 """Keras' mixed precision in training, where parameters stay fp32."""
@@ -192,7 +195,7 @@ def _as_torch_has_it(array: np.ndarray[Any, Any], layer: Any) -> np.ndarray[Any,
     return array.transpose((2, 3, 0, 1) if isinstance(layer, keras.layers.DepthwiseConv2D) else (3, 2, 0, 1))
 
 
-def _input(case: Case, material: CaseInputs) -> tf.Tensor:
+def _input(case: Case, material: CaseInputs) -> Any:
     return tf.constant(material.input().transpose(0, 2, 3, 1), "float32" if case.training else DTYPES[case.dtype])
 
 
@@ -219,7 +222,11 @@ def _built(case: Case, run: Callable[[], Any], check: Callable[[], Outputs]) -> 
 
 def _infer(case: Case, material: CaseInputs, *, xla: int) -> BuiltModel:
     model, x = keras_model(case, material), _input(case, material)
-    call = tf.function(lambda x: model(x, training=False), jit_compile=bool(xla))
+
+    def infer(x: Any) -> Any:
+        return model(x, training=False)
+
+    call = tf.function(infer, jit_compile=bool(xla))
 
     def run() -> Any:
         return call(x)

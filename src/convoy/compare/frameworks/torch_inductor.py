@@ -14,6 +14,7 @@ from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConf
 from convoy.compare.frameworks.torch_eager import captured_inference, captured_training
 from convoy.compare.frameworks.torch_model import FrameworkStep, built, check_step, load_net, outputs_of, set_flags
 from convoy.measurement.device.detect import compiler_version
+from convoy.typed_torch import torch_compile
 
 GPU_OPTIONS: Final = MappingProxyType(
     {
@@ -71,7 +72,7 @@ FRAMEWORK = Inductor()
 
 def _compiled(case: Case, model: torch.nn.Module, options: Mapping[str, Any]) -> Any:
     """The model compiled with options of its own: global ones would count for whichever way is compiled next."""
-    return torch.compile(model, dynamic=False, options={"freezing": not case.training, **options})
+    return torch_compile(model, dynamic=False, options={"freezing": not case.training, **options})
 
 
 def _on_cpu(case: Case, material: CaseInputs, layout: str) -> BuiltModel:

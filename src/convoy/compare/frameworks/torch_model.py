@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from convoy.compare.frameworks.base import BuiltModel, CaseInputs, Outputs, Unsu
 from convoy.compare.layer_kinds import by_kind
 from convoy.measurement.device.heap import keep_freed_memory
 from convoy.pipeline.check.end_to_end import float_outputs
+from convoy.typed_torch import backward, from_numpy, in_memory_format
 from convoy.zoo import load_model, parse_dtype
 
 FORMATS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -47,10 +48,10 @@ def load_net(case: Case, material: CaseInputs, layout: str = "nchw", *, keep_mem
     weights = case.weights if case.weights == "DEFAULT" else str(material.weights_path)
     model = load_model(case.model, weights=None if own else weights, dtype=dtype, trust=case.trust)
     model = model.to(case.device)
-    x = torch.from_numpy(material.input()).to(case.device, parse_dtype(dtype))
-    labels = torch.from_numpy(material.labels()).to(case.device)
+    x = from_numpy(material.input()).to(case.device, parse_dtype(dtype))
+    labels = from_numpy(material.labels()).to(case.device)
     if layout != "nchw":
-        model = model.to(memory_format=FORMATS[layout])
+        model = in_memory_format(model, FORMATS[layout])
         x = x.contiguous(memory_format=FORMATS[layout])
     if case.training:
         train_without_dropout(model)
@@ -96,7 +97,7 @@ class FrameworkStep:
         trained = [parameter for parameter in net.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=MOMENTUM, **chosen)
         self.scaler = torch.amp.GradScaler(case.device, init_scale=2.0**10) if case.dtype == "fp16" else None
-        self._autocast = {
+        self._autocast: dict[str, Any] = {
             "device_type": case.device,
             "dtype": parse_dtype(case.dtype) if case.dtype != "fp32" else torch.bfloat16,
             "enabled": case.dtype != "fp32",
@@ -110,10 +111,10 @@ class FrameworkStep:
             outputs = self.forward(self.net.x)
             loss = functional.cross_entropy(float_outputs(outputs)[0].float(), self.net.labels)
         if self.scaler is None:
-            loss.backward()
-            self.optimizer.step()
+            backward(loss)
+            cast("Any", self.optimizer).step()
         else:
-            self.scaler.scale(loss).backward()
+            backward(self.scaler.scale(loss))
             self.scaler.step(self.optimizer)
             self.scaler.update()
         return loss.detach()
@@ -200,7 +201,7 @@ def profile(run: Callable[[], object], *, cuda: bool) -> dict[str, float]:
             run()
         if cuda:
             torch.cuda.synchronize()
-    events = found.key_averages()
+    events: Iterable[Any] = cast("Any", found).key_averages()
     if cuda:
         device = [e for e in events if str(e.device_type).endswith("CUDA")]
         pairs = [(e.key, e.self_device_time_total) for e in device]

@@ -8,7 +8,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from convoy.compare.frameworks.torch_model import FORMATS, FrameworkStep, check_
 from convoy.compare.options.data_loader import fed_by
 from convoy.compare.rounding_limits import half_limits
 from convoy.measurement.device.detect import compiler_version
+from convoy.typed_torch import in_memory_format, torch_compile
 
 _TYPES: Final = {"autocast_bf16": "bf16", "autocast_fp16": "fp16", "bf16": "bf16", "fp16": "fp16"}
 _COMPILE: Final = {
@@ -196,7 +197,7 @@ class ModelVariant:
 
             model = fuse(model)
         if "channels_last" in self.options:
-            model = model.to(memory_format=FORMATS["channels_last"])
+            model = in_memory_format(model, FORMATS["channels_last"])
             self._net.x = self._net.x.contiguous(memory_format=FORMATS["channels_last"])
         self._net.model = model
         return model
@@ -206,7 +207,7 @@ class ModelVariant:
 
         mode = next((_COMPILE[name] for name in self.options if name in _COMPILE), None)
         config.freezing = not _FROZEN.isdisjoint(self.options)
-        return model if mode is None else torch.compile(model, mode=mode, dynamic=False)
+        return model if mode is None else torch_compile(model, mode=mode, dynamic=False)
 
     def _infer(self) -> Callable[[], Any]:
         model = self._prepared_model()
@@ -231,9 +232,12 @@ class ModelVariant:
         if "-bias_gradient" in self.options:
             for name, parameter in model.named_parameters():
                 if name.rpartition(".")[2] == "bias":
-                    parameter.requires_grad_(requires_grad=False)
-        optimizer = {"fused_optimizer": {"fused": True}, "foreach_optimizer": {"foreach": True}}
-        chosen = next((optimizer[name] for name in self.options if name in optimizer), {})
+                    parameter.requires_grad_(False)
+        optimizer: dict[str, dict[str, Any]] = {
+            "fused_optimizer": {"fused": True},
+            "foreach_optimizer": {"foreach": True},
+        }
+        chosen = next((optimizer[name] for name in self.options if name in optimizer), dict[str, Any]())
         forward = self._compiled(model)
         step = FrameworkStep(net, self.case, forward, optimizer=chosen, set_to_none="-set_to_none" not in self.options)
         if "cuda_graph" in self.options:
@@ -245,7 +249,7 @@ class ModelVariant:
         return step
 
     @contextlib.contextmanager
-    def _flags(self) -> Iterator[None]:
+    def _flags(self) -> Generator[None]:
         """The process-wide switches and contexts of this set; others keep PyTorch's defaults."""
         has = self.options.__contains__
         threads = self.case.threads

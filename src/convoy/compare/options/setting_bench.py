@@ -73,7 +73,7 @@ class SettingBench:
         child = self._start("options")
         try:
             self.facts = child.wait_for("facts")
-        except BaseException:
+        except BaseException:  # everything, an interrupt too: the child must not outlive this call
             child.end()
             raise
         self._children[searching] = child

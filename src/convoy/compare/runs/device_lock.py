@@ -10,7 +10,7 @@ import dataclasses
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def noted(run: Run, notes: Sequence[str]) -> Run:
 
 
 @contextmanager
-def claim(target: Target, tell: Callable[[str], None], count: int = 1) -> Iterator[RunWarnings]:
+def claim(target: Target, tell: Callable[[str], None], count: int = 1) -> Generator[RunWarnings]:
     """Hold the device's lock for a run; returns the reasons to doubt its figures, and reports them as warnings.
 
     A run that comes later is noted by `look`, which is called once more at the end: a caller takes the notes into the run file
@@ -88,7 +88,7 @@ def claim(target: Target, tell: Callable[[str], None], count: int = 1) -> Iterat
 
 
 @contextmanager
-def device_lock(target: Target, folder: Path | None = None, count: int = 1) -> Iterator[str]:
+def device_lock(target: Target, folder: Path | None = None, count: int = 1) -> Generator[str]:
     """Hold the device's lock; gives a warning where another Convoy holds it (the run goes on), else an empty text.
 
     The system lets go of the locks of a process that dies.
@@ -103,7 +103,7 @@ def device_lock(target: Target, folder: Path | None = None, count: int = 1) -> I
 
 
 @contextmanager
-def _held(target: Target, folder: Path, count: int) -> Iterator[list[_Place]]:
+def _held(target: Target, folder: Path, count: int) -> Generator[list[_Place]]:
     """This run's places on the GPUs that it uses, or on the CPU; none where nothing can be written."""
     name = re.sub(r"[^a-z0-9]+", "-", target.name.lower()).strip("-")
     places: list[_Place] = []

@@ -256,9 +256,9 @@ def _layer_changes(name: str, before: Row, after: Row, tolerance: float) -> list
         total = sum(old.values())
         for layer in old.keys() & new.keys():
             if new[layer] - old[layer] > max(2 * tolerance * old[layer], 0.02 * total):
-                pair = (Figure.once(unit, unit, times[layer]) for times in (old, new))
+                first, second = (Figure.once(unit, unit, times[layer]) for times in (old, new))
                 worse = new[layer] / old[layer] if old[layer] else 0.0
-                found.append(Change(f"{name}: {layer}", "regression", unit, *pair, worse))
+                found.append(Change(f"{name}: {layer}", "regression", unit, first, second, worse))
     return found
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from functools import partial
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
+
+from convoy.typed_torch import all_reduce, barrier
 
 Step = Callable[[], object]
 Kernel = tuple[str, float, float]
@@ -40,7 +43,7 @@ def peak_bytes(step: Step, device: torch.device) -> float | None:
 
 
 def _seconds(step: Step, count: int, device: torch.device) -> float:
-    dist.barrier()
+    barrier()
     wait(device)
     start = time.perf_counter()
     for _ in range(count):
@@ -57,7 +60,7 @@ def slowest_s(step: Step, count: int, device: torch.device) -> float:
 def agreed(value: float, device: torch.device) -> float:
     """The largest over the processes."""
     held = torch.tensor([value], dtype=torch.float64, device=device)
-    dist.all_reduce(held, dist.ReduceOp.MAX)
+    all_reduce(held, dist.ReduceOp.MAX)
     return float(held.item())
 
 
@@ -73,7 +76,7 @@ def link(gradient_bytes: int, device: torch.device) -> dict[str, float]:
         return {}
     own = torch.zeros(max(1, gradient_bytes // 4), device=device)
     large = torch.zeros(LINK_BYTES[device.type] // 4, device=device)
-    own_s, large_s = (_fastest(lambda t=t: dist.all_reduce(t), device) for t in (own, large))
+    own_s, large_s = (_fastest(partial(all_reduce, t), device) for t in (own, large))
     moved = 2 * (world - 1) / world * large.numel() * 4
     return {"allreduce_ms": 1e3 * own_s, "link_gb_per_s": moved / large_s / 1e9}
 
@@ -134,10 +137,11 @@ def _kernels(step: Step, device: torch.device) -> list[Kernel]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         step()
         wait(device)
+    events: Iterable[Any] = cast("Any", profile).events()
     return [
         (event.name, event.time_range.start, event.time_range.end)
-        for event in profile.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        for event in events
+        if event.device_type == cast("Any", torch.autograd).DeviceType.CUDA
     ]
 
 

@@ -17,6 +17,7 @@ from typing import IO, Any, Final
 
 from convoy.compare.runs.rows import Row
 from convoy.compare.scaling.scaling_jobs import ScalingJob, result_row
+from convoy.narrowing import is_dict
 
 WORKER: Final = "convoy.compare.scaling.scaling_worker"
 
@@ -152,10 +153,10 @@ def _conclude(job: ScalingJob, folder: Path, code: int, said: IO[bytes]) -> Row 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data: object = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return data if isinstance(data, dict) else None
+    return data if is_dict(data) else None
 
 
 def _stages(folder: Path) -> str:

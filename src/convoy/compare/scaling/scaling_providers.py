@@ -21,7 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from convoy.compare.scaling.scaling_clocks import Step, peak_bytes
 from convoy.compare.scaling.scaling_jobs import BASELINE_KEPT
 from convoy.errors import ConvoyError
+from convoy.narrowing import is_list
 from convoy.settings import Settings
+from convoy.typed_torch import backward, in_memory_format
 from convoy.zoo import example_args, load_model, preprocessing
 
 Stage = Callable[[str], None]
@@ -77,17 +79,18 @@ class TrainingSetup:
     def of(request: Mapping[str, Any], batch: int, device: torch.device) -> TrainingSetup:
         """Make a request's model and batch on a device."""
         name = request["model"]
-        model = load_model(name, trust=request["trust"]).to(device).to(memory_format=torch.channels_last)
-        wanted, size = preprocessing(name), request["size"]
-        size = tuple(size) if isinstance(size, list) else size or None  # JSON has no tuples
+        model = in_memory_format(load_model(name, trust=request["trust"]).to(device), torch.channels_last)
+        wanted, given = preprocessing(name), request["size"]
+        size: Any = tuple(given) if is_list(given) else given or None  # JSON has no tuples
         args = example_args(model, batch=batch, size=size, default_size=wanted.size)
         host = args[0].contiguous(memory_format=torch.channels_last)
         if device.type == "cuda":
             host = host.pin_memory()
         x = host.to(device)
         with torch.no_grad():
-            logits = model(x[:1])
-        classes = (logits if isinstance(logits, torch.Tensor) else logits[0]).shape[-1]
+            outputs: Any = model(x[:1])
+        logits: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+        classes = logits.shape[-1]
         target = torch.arange(batch, device=device) % classes
         amp = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(request["dtype"])
         return TrainingSetup(model.train(), x, target, host, device, amp)
@@ -115,9 +118,8 @@ def _ddp(setup: TrainingSetup, request: Mapping[str, Any], stage: Stage) -> Prov
     del request, stage
     devices = [setup.device] if setup.device.type == "cuda" else None
     # Statistics of batch norms stay each process's own, as in Convoy's step: sending them is no part of the gradients' way.
-    model = DistributedDataParallel(
-        setup.model, device_ids=devices, gradient_as_bucket_view=True, **{BUFFERS_ARE_SENT: False}
-    )
+    options: dict[str, Any] = {BUFFERS_ARE_SENT: False}
+    model = DistributedDataParallel(setup.model, device_ids=devices, gradient_as_bucket_view=True, **options)
     optimizer, scaler = setup.optimizer(), setup.scaler()
 
     def step() -> None:
@@ -125,10 +127,10 @@ def _ddp(setup: TrainingSetup, request: Mapping[str, Any], stage: Stage) -> Prov
         with torch.autocast(setup.device.type, setup.amp or torch.bfloat16, enabled=setup.amp is not None):
             loss = loss_of(model(setup.x), setup.target)
         if scaler is None:
-            loss.backward()
+            backward(loss)
             optimizer.step()
             return
-        scaler.scale(loss).backward()
+        backward(scaler.scale(loss))
         scaler.step(optimizer)
         scaler.update()
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from convoy.compare.scaling.scaling_launch import LAUNCHER
 from convoy.compare.scaling.scaling_measure import measure
 from convoy.errors import ConvoyError
+from convoy.typed_torch import barrier
 
 
 def main() -> NoReturn:
@@ -45,7 +46,7 @@ def main() -> NoReturn:
         os._exit(1)  # a process group with a dead member may hang in its own end
     # The result is written. Processes leave together: one that ends first may reset the connection of one that waits here.
     with contextlib.suppress(RuntimeError):
-        dist.barrier()
+        barrier()
     # Taking a process apart may still fail: a captured step holds NCCL's communicator, whose own end would wait for that step for
     # ever, and a DistributedDataParallel that is left to Python's end may abort there.
     os._exit(0)

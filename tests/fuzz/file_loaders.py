@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -570,6 +572,88 @@ def compiled_code() -> Loader:
         return found
 
     return Loader("compiled_code", ".so", load, [summed(b"code" * 50, mark=mark) for mark in (True, False)])
+
+
+@functools.cache
+def _package() -> bytes:
+    """A package of a small net with a packed weight, a constant, two outputs and a step of PyTorch's."""
+    import torch
+
+    import convoy
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            y = torch.tanh(torch.nn.functional.max_pool2d(torch.relu(self.conv(x)), 2))
+            return {"map": y, "scores": self.head(y.flatten(1))}
+
+    from tests.unit.program.fast_net import always_kept
+
+    net, x = Net().eval(), torch.ones(1, 3, 4, 4)
+    settings = convoy.Settings(effort="none", isolate=False, only_engines=("cpu.direct", "cpu.pooling", "cpu.layout"))
+    with tempfile.TemporaryDirectory() as folder, always_kept():
+        return convoy.export(net, Path(folder) / "net.convoy", (x,), settings=settings).read_bytes()
+
+
+def _run_package(path: Path) -> object:
+    import convoy
+
+    net = convoy.open(path)
+    return net(*net.example_inputs())
+
+
+@loader
+def package() -> Loader:
+    """`convoy run net.convoy`: the file damaged."""
+    return Loader("package", ".convoy", _run_package, [_package()], share=0.1)
+
+
+@loader
+def package_members() -> Loader:
+    """`convoy run net.convoy`: a sound archive, with right sums, of damaged members."""
+    import hashlib
+
+    from convoy.package.archive import write_archive
+
+    with zipfile.ZipFile(io.BytesIO(_package())) as archive:
+        whole = {name: archive.read(name) for name in archive.namelist()}
+    texts = [name for name in whole if name.endswith((".json", ".txt"))]
+
+    def as_value(name: str) -> object:
+        text = whole[name].decode()
+        return json.loads(text) if name.endswith(".json") else text
+
+    def unwrap(_: bytes) -> bytes:
+        return json.dumps({name: as_value(name) for name in texts}).encode()
+
+    def wrap(content: bytes) -> bytes:
+        members = dict(whole)
+        try:
+            changed = json.loads(content)
+            assert isinstance(changed, dict)
+        except (ValueError, RecursionError, AssertionError):
+            changed = {"programs/p0.json": content.decode("utf-8", "replace")}
+        for name in texts:
+            value = changed.get(name, "")
+            text = value if isinstance(value, str) else json.dumps(value)
+            members[name] = text.encode("utf-8", "replace")
+        try:
+            manifest = json.loads(members["manifest.json"])
+            for name in manifest["sums"]:
+                if name in members:
+                    manifest["sums"][name] = hashlib.sha256(members[name]).hexdigest()
+            members["manifest.json"] = json.dumps(manifest).encode()
+        except (ValueError, TypeError, KeyError):
+            pass
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "net.convoy"
+            write_archive(path, [(name, [data]) for name, data in members.items()])
+            return path.read_bytes()
+
+    return Loader("package_members", ".convoy", _run_package, [_package()], share=0.1, unwrap=unwrap, wrap=wrap)
 
 
 def every() -> Iterator[Loader]:

@@ -23,17 +23,17 @@ from convoy.graph.verify import verify
 from convoy.package.archive import PackageArchive
 from convoy.package.kernels import PackagedKernel, TeamRunner, why_not_packed
 from convoy.package.manifest import Manifest, ProgramMembers
+from convoy.package.plan_regions import plan_regions
 from convoy.package.program_file import PackedProgram, read_program
 from convoy.plan.describe import title
 from convoy.plan.file import MAX_BYTES as MOST_PLAN_BYTES
 from convoy.plan.file import from_dict
 from convoy.plan.plan import Plan, Step
-from convoy.problem import Problem, WeightMask
+from convoy.problem import Problem
 from convoy.program import PackedSteps, Program, bind
 from convoy.program.bind import step_key
 from convoy.program.native_chains import ChainedProgram
 from convoy.program.verify_plan import Regions, Verified, verify_plan, why_not
-from convoy.regions import PATTERNS, Region, fused_regions, propose
 from convoy.target import Target
 from convoy.untrusted import parse_json
 
@@ -154,7 +154,7 @@ def _captured(parts: OpenedParts, graph: Graph, plan: Plan, program: PackedProgr
 
     A constant that it holds packed alone is a tensor without memory: nothing reads it.
     """
-    regions = _regions(graph, plan, {})
+    regions = plan_regions(graph, plan, {})
     constants = {
         value.name: torch.empty(value.spec.shape, dtype=DTYPES[value.spec.dtype], device="meta")
         for value in graph.constants()
@@ -173,21 +173,7 @@ def _captured(parts: OpenedParts, graph: Graph, plan: Plan, program: PackedProgr
     captured = Captured(graph, constants, program.arguments, program.results, strides=program.strides)
     known = dataclasses.replace(captured, constants={n: t for n, t in constants.items() if not t.is_meta})
     masks = weight_masks(known) if any("mask" in step.problem for step in plan.steps) else {}
-    return captured, _regions(graph, plan, masks) if masks else regions
-
-
-def _regions(graph: Graph, plan: Plan, masks: Mapping[str, WeightMask]) -> dict[tuple[str, tuple[str, ...]], Region]:
-    """The graph's regions of the patterns that the plan has, and groups of nodes that its engines compute together."""
-    patterns = [name for name in PATTERNS if any(step.pattern == name for step in plan.steps)]
-    layouts = tuple(dict.fromkeys((*plan.border.values(), "nchw", "nhwc")))
-    found = propose(graph, layouts=layouts, numerics=plan.numerics, patterns=patterns, masks=masks)
-    if any(step.pattern == "fused" for step in plan.steps):
-        known = {region.id for region in found}
-        for engine_id in dict.fromkeys(step.config.engine for step in plan.steps if step.pattern == "fused"):
-            engine = load_engine(engine_id)
-            fused = fused_regions(graph, engine.fusions(graph), layouts, engine.id)
-            found += [region for region in fused if region.id not in known]
-    return {(region.pattern, region.nodes): region for region in found}
+    return captured, plan_regions(graph, plan, masks) if masks else regions
 
 
 def _tensor(parts: OpenedParts, name: object) -> torch.Tensor:

@@ -15,6 +15,7 @@ from convoy import plan as plans
 from convoy.errors import InputError, PlanError
 from convoy.graph.text import digest
 from convoy.package.plan_choice import baseline_plan, portable_plan
+from convoy.package.plan_regions import plan_regions
 from convoy.package.write import BoundNet, ModelInfo, write_package
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.isolation import isolate, preserve_global_state
@@ -141,9 +142,10 @@ def _bound_net(model: nn.Module, request: _Request, settings: Settings, *, porta
     net = captured_net("" if plan is None else plan.model, isolate(model, request.args, request.kwargs), whole, target)
     plan = _checked_plan(net, plan, settings, portable=portable)
     with torch.no_grad():
-        bound = bind(plan, net.captured, net.regions_by_nodes, target, settings.engines)
+        known = {**plan_regions(net.captured.graph, plan, {}), **net.regions_by_nodes}
+        bound = bind(plan, net.captured, known, target, settings.engines)
     assert bound.plan is not None
-    regions = verify_plan(bound.plan, net.captured.graph, net.regions_by_nodes, target, ask_engines=False).regions
+    regions = verify_plan(bound.plan, net.captured.graph, known, target, ask_engines=False).regions
     return BoundNet(net.captured, bound, regions)
 
 

@@ -89,6 +89,20 @@ class PackageArchive:
         return zlib.crc32(self.view(name)) == self.members[name].crc
 
 
+def check_path(path: Path) -> None:
+    """Refuse a path that is a folder, or whose folder is not there.
+
+    Raises:
+        InputError: naming it.
+    """
+    try:
+        right = "\0" not in str(path) and not path.is_dir() and path.parent.is_dir()
+    except OSError:
+        right = False
+    if not right:
+        raise InputError("output", str(path), "a file in a folder that exists")
+
+
 def write_archive(path: Path, members: Sequence[tuple[str, Content]]) -> None:
     """Write a package: an existing file is replaced only when the new one is complete and on the disk.
 
@@ -99,10 +113,9 @@ def write_archive(path: Path, members: Sequence[tuple[str, Content]]) -> None:
     Raises:
         InputError: the path cannot be written, the disk is full, or the package would be too large.
     """
+    check_path(path)
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
     try:
-        if path.is_dir() or not path.parent.is_dir():
-            raise InputError("output", str(path), "a file in a folder that exists")
         try:
             with temporary.open("xb") as file:
                 for part in _parts(path, members):
@@ -113,10 +126,8 @@ def write_archive(path: Path, members: Sequence[tuple[str, Content]]) -> None:
         finally:
             temporary.unlink(missing_ok=True)
         _sync_folder(path.parent)
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
-        said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+    except OSError as error:
+        said = os.strerror(error.errno) if error.errno else str(error)
         raise InputError("output", str(path), "a path that can be written", f"{said}. Nothing was written.") from error
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from convoy import plan as plans
 from convoy.errors import InputError, PlanError
 from convoy.graph.text import digest
+from convoy.package.archive import check_path
 from convoy.package.plan_choice import baseline_plan, portable_plan
 from convoy.package.plan_regions import plan_regions
 from convoy.package.write import BoundNet, ModelInfo, write_package
@@ -83,6 +84,7 @@ def export(
         CompileError: the kernels could not be compiled.
     """
     options = checked_settings(settings)
+    check_path(Path(path))
     stock = model.model if isinstance(model, OptimizedModule) else checked_model(model)
     if plan is not None and not isinstance(plan, Plan):
         plan = plans.load(Path(plan))

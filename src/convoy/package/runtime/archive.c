@@ -72,7 +72,8 @@ static bool read_directory(archive *a) {
     size_t at = start, next = 0;
     for (; a->count < count; a->count++) {
         const uint8_t *entry = a->bytes + at;
-        if (at + ENTRY > end || at + ENTRY + u16(entry + 28) > end || u32(entry) != 0x02014b50) return false;
+        if (at + ENTRY > end || at + ENTRY + u16(entry + 28) > end || u32(entry) != 0x02014b50 || u16(entry + 4) != 10)
+            return false;
         for (int i = 30; i < 42; i++)
             if (entry[i]) return false; /* extra field, comment, disk, attributes */
         if (u32(entry + 42) != next || !member_of(a, entry, next, start, a->members + a->count)) return false;

@@ -19,7 +19,7 @@ class Deadline:
         self.seconds = seconds
         self._clock = clock or _monotonic
         self._start = self._clock()
-        self._stopped = False
+        self._stopped = self._may_stop = False
 
     @property
     def spent_s(self) -> float:
@@ -50,6 +50,16 @@ class Deadline:
         """End the time now: what is known so far is used."""
         self._stopped = True
 
+    def allow_stop(self) -> None:
+        """From here on an early end leaves an answer (`request_stop`)."""
+        self._may_stop = True
+
+    def request_stop(self) -> bool:
+        """End the time now if there will be an answer nevertheless; returns whether that is so."""
+        if self._may_stop:
+            self.stop()
+        return self._may_stop
+
     def earlier(self, reserve_s: float) -> Deadline:
         """A deadline that ends `reserve_s` seconds before this one, and is stopped with it."""
         return _EarlierDeadline(self, reserve_s)
@@ -78,6 +88,14 @@ class _EarlierDeadline(Deadline):
     def was_stopped(self) -> bool:
         """Whether the whole call was ended early."""
         return self._whole.was_stopped
+
+    def allow_stop(self) -> None:
+        """Of the whole call."""
+        self._whole.allow_stop()
+
+    def request_stop(self) -> bool:
+        """Of the whole call."""
+        return self._whole.request_stop()
 
     def stop(self) -> None:
         """End the whole call's time."""

@@ -57,6 +57,12 @@ class ProgressDisplay:
         if self._shown is not None:
             self._shown.show(message, done, total)
 
+    def announce(self, line: str) -> None:
+        """Print a line on standard error that stays."""
+        if not self._silent:
+            with self.hidden():
+                print(f"convoy: {escape_controls(line)}", file=sys.stderr, flush=True)
+
     def hidden(self) -> AbstractContextManager[object]:
         """Take the display away while a block prints."""
         return nullcontext() if self._shown is None else self._shown.hidden()
@@ -116,7 +122,7 @@ class _TerminalBar:
     def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        words = max(12, min(44, console.width - 36))
+        words = max(12, min(64, console.width - 36))
         self._progress = Progress(
             TextColumn("{task.description:<" + f"{words}.{words}" + "}", markup=False),
             BarColumn(bar_width=max(4, min(40, console.width - words - 22))),

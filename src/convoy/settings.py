@@ -94,7 +94,7 @@ class Settings:
         db: path of the performance database; None: in the user's cache folder (`CONVOY_DB` changes it).
         engines: extra engines as `id=module:Class` (`CONVOY_ENGINES`, comma-separated).
         progress: show the progress: a bar in a terminal, a display that updates in a notebook, else a line now and then on
-            standard error.
+            standard error. With `time_s` it shows the best so far and the time left, too.
         keep_freed_memory: on a CPU, tell glibc to keep freed memory in the process (`convoy.measurement.device.heap`):
             faster, but for the whole process, and other programs cannot use that memory.
         profile: after tuning, write where its time went to this file, as a trace for Perfetto, and print a table on standard

@@ -1,4 +1,7 @@
-"""Ctrl-C at any moment: exit code 130, and one line that says what is kept; the measurements are kept and used."""
+"""Ctrl-C at any moment: exit code 130, and one line that says what is kept; the measurements are kept and used.
+
+Amid measuring, `convoy optimize` then finishes with the best so far; a second Ctrl-C ends it at once.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +129,7 @@ def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], seconds: 
         time.sleep(0.05)
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_ctrl_c_amid_measuring_gives_the_best_so_far_and_keeps_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET, encoding="utf-8")
     (tmp_path / "p.json").write_text("mine", encoding="utf-8")
     mark = tmp_path / "stalled"
@@ -139,9 +142,10 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert out == ""
-    assert without_progress(err) == "convoy: interrupted; the measurements are kept in the database\n"
-    assert (tmp_path / "p.json").read_text(encoding="utf-8") == "mine"
+    assert "small" in out, err
+    assert without_progress(err) == "convoy: interrupted; finishing with the best so far (Ctrl-C again ends at once)\n"
+    plan = plans.load(tmp_path / "p.json")
+    assert any("measuring ended after" in note and "when it was stopped" in note for note in plan.notes)
     with Database.open(tmp_path / "perf.db", shipped=False) as database:
         kept = database.rows()
         assert database.warnings == []
@@ -156,6 +160,28 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert tuning["measured"] > 0
     with Database.open(tmp_path / "perf.db", shipped=False) as database:
         assert set(kept) <= set(database.rows())
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET, encoding="utf-8")
+    code = (
+        "import os, signal, sys, time\n"
+        "from convoy.cli import interrupt\n"
+        "interrupt.install()\n"
+        "with interrupt.stopped_by(lambda: True):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('goes on', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+    )
+    process = convoy(tmp_path, program=("-c", code))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == "goes on\n"
+    assert err.splitlines() == [
+        "convoy: interrupted; finishing with the best so far (Ctrl-C again ends at once)",
+        "convoy: interrupted; the measurements are kept in the database",
+    ]
 
 
 def check_ending(folder: Path, code: int | None, err: str) -> None:

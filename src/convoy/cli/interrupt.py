@@ -11,6 +11,9 @@ to end:
 
 There a second Ctrl-C, or `PATIENCE_S` without an end, ends the process at once.
 
+Tuning that has, or can predict, an answer is ended early instead (`stopped_by`): the command writes its results, and its exit
+code is 130 nevertheless.
+
 This module and what it imports are imported before anything else of the command line: keep them few.
 """
 
@@ -33,6 +36,8 @@ PATIENCE_S: Final = 10.0
 
 MEASURED: Final = "the measurements are kept in the database"
 
+FINISHING: Final = "finishing with the best so far (Ctrl-C again ends at once)"
+
 _RAISES_IN: Final = "convoy.measurement."
 
 
@@ -44,6 +49,7 @@ class _State:
         self.interrupted = self.told = False
         self.unwinds = False
         self.kept: Callable[[], str] = lambda: MEASURED
+        self.stops: Callable[[], bool] = lambda: False
         self.cleanups: list[Callable[[], object]] = []
 
 
@@ -106,6 +112,20 @@ def cleaned_up(cleanup: Callable[[], object]) -> Generator[None]:
         _state.cleanups.remove(cleanup)
 
 
+@contextlib.contextmanager
+def stopped_by(stop: Callable[[], bool]) -> Generator[None]:
+    """Have the first Ctrl-C amid the block end work early, which then gives its best result; a second one ends the process.
+
+    Args:
+        stop: called by the handler; returns whether there will be a result. If not, the process ends as always.
+    """
+    _state.stops = stop
+    try:
+        yield
+    finally:
+        _state.stops = lambda: False
+
+
 def tell() -> None:
     """Write the one line; under torchrun the first process does."""
     if _state.told or os.environ.get("RANK", "0") != "0":
@@ -125,6 +145,12 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
     if os.getpid() != _state.process:  # a child that was forked: its parent tells
         os._exit(EXIT_CODE)
     again, _state.interrupted = _state.interrupted, True
+    if not again and _state.stops():
+        with contextlib.suppress(OSError):
+            os.write(2, f"convoy: interrupted; {FINISHING}\n".encode())
+        _state.told = True
+        return
+    _state.told = _state.told and not again  # the second Ctrl-C ends something else than the first one
     if again or not (_state.unwinds or _module_of(frame).startswith(_RAISES_IN)):
         _end()
     if hasattr(signal, "setitimer"):

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convoy.cli import options
+from convoy.cli import interrupt, options
 from convoy.cli.command_options import optimize_options as given
+from convoy.deadline import Deadline
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def optimize(
         only_engines=only_engines, deny_engines=deny_engines, solver=solver, streams=streams,
         stream_memory=stream_memory, profile=profile,
     )  # fmt: skip
+    deadline = Deadline(settings.time_s)  # of the whole command: loading the model counts
     if amp is not None and not train:
         raise InputError("--amp", amp, "nothing without --train")
     named = {"plan": plan, "report": report, "json": json_path, "timeline": timeline}
@@ -75,7 +77,7 @@ def optimize(
     args = options.example(module, model, images, batch, wanted, dtype, where, info, data_batch=1)
 
     with options.fitting(module, args):
-        result = _tune(module, args, model, settings, train, amp)
+        result = _tune(module, args, model, settings, train, amp, deadline)
     assert result.summary is not None  # only a replayed plan has none
     summary = _with_weights(result.summary, weights)
     files = {name: path for name, path in named.items() if path is not None}
@@ -84,15 +86,21 @@ def optimize(
 
 
 def _tune(
-    module: nn.Module, args: tuple[Any, ...], name: str, settings: Settings, train: bool, amp: str | None
+    module: nn.Module,
+    args: tuple[Any, ...],
+    name: str,
+    settings: Settings,
+    train: bool,
+    amp: str | None,
+    deadline: Deadline,
 ) -> OptimizeResult | TrainingResult:
     from convoy.cli.progress import Bar
     from convoy.pipeline import optimize_model
 
-    with Bar() as bar:
+    with Bar() as bar, interrupt.stopped_by(deadline.request_stop):
         if train:
-            return options.train(module, args, name, settings, bar, amp)
-        return optimize_model(module, args, name=name, settings=settings, observer=bar)
+            return options.train(module, args, name, settings, bar, amp, deadline)
+        return optimize_model(module, args, name=name, settings=settings, observer=bar, deadline=deadline)
 
 
 def _with_weights(summary: Summary, weights: str | None) -> Summary:

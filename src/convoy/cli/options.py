@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from convoy.compare import Run
+    from convoy.deadline import Deadline
     from convoy.pipeline.observer import Observer
     from convoy.target import Target
     from convoy.training import TrainingResult
@@ -229,7 +230,13 @@ AMP = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def train(
-    module: nn.Module, args: tuple[Any, ...], name: str, settings: Settings, observer: Observer, amp: str | None
+    module: nn.Module,
+    args: tuple[Any, ...],
+    name: str,
+    settings: Settings,
+    observer: Observer,
+    amp: str | None,
+    deadline: Deadline | None = None,
 ) -> TrainingResult:
     """Tune a training step on a batch: cross entropy with random labels."""
     import torch
@@ -255,6 +262,7 @@ def train(
         settings=settings,
         name=name,
         observer=observer,
+        deadline=deadline,
     )
 
 

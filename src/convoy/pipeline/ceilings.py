@@ -16,6 +16,7 @@ from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline.net import Net
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.program.recording import forget_library_workspaces
+from convoy.settings import Effort
 from convoy.target import Target
 from convoy.tuning_profile import phase
 
@@ -23,15 +24,17 @@ NO_CEILINGS: Final = "the roofline ceilings could not be measured for lack of me
 """Note of a plan that was made without them."""
 
 
-def measure_ceilings(target: Target) -> Peaks | None:
+def measure_ceilings(target: Target, effort: Effort = Effort.QUICK) -> Peaks | None:
     """The ceilings; None if measuring them does not fit in memory. The memory is freed in any case.
+
+    Effort `none` takes the best of few runs.
 
     A tuned net may leave too little: of 606 MiB, ResNet-50 at batch 32 left 50 (H100, commit c829457).
     """
     refresh_memory_limit()
     try:
         with phase("roofline ceilings"):
-            found = peaks(target)
+            found = peaks(target, brief=effort is Effort.NONE)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

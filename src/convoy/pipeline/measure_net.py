@@ -88,7 +88,8 @@ def with_counted_zeros(net: Net, settings: Settings, observer: Observer) -> Net:
     the process that measures may need it.
     """
     engines = (load_competitor(engine, settings.engines) for engine in competing_engines(settings))
-    if not net.inputs or net.zeros or not any(engine.skips_zeros for engine in engines):
+    device = net.target.device
+    if not net.inputs or net.zeros or not any(e.skips_zeros and device in e.devices for e in engines):
         return net
     observer("counting zeros", 0, 0)
     try:

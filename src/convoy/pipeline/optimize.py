@@ -18,6 +18,7 @@ from convoy.engines.competition import competing_engines
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.pipeline.captured_net import captured_net
+from convoy.pipeline.improve import improved
 from convoy.pipeline.isolation import isolate, preserve_global_state
 from convoy.pipeline.model_arguments import checked_model, checked_name
 from convoy.pipeline.observer import Observer
@@ -77,6 +78,7 @@ def optimize_model(
     observer: Observer | None = None,
     kwargs: dict[str, Any] | None = None,
     deadline: Deadline | None = None,
+    improving: bool = False,
 ) -> OptimizeResult:
     """`optimize` with all results of tuning.
 
@@ -89,6 +91,7 @@ def optimize_model(
         kwargs: as for `optimize`.
         deadline: when the call must end, if its time began before the call; it may be stopped by another thread. None:
             `settings.time_s` after the call begins.
+        improving: a first answer exists already: an overrun is not reported.
     """
     stock, options = checked_model(model), checked_settings(settings)
     deadline = deadline or Deadline(options.time_s)
@@ -100,7 +103,7 @@ def optimize_model(
     ):
         result = _tuned(stock, given, named, checked_name(name, stock), options, observer or display, deadline)
     result = dataclasses.replace(result, profile=recorder.profile())
-    late = overrun_note(deadline, result.summary.tuning.measured)
+    late = "" if improving else overrun_note(deadline, result.summary.tuning.measured)
     for line in (*result.told, *filter(None, (late,))):
         warn_user(line)
     return result
@@ -174,6 +177,18 @@ class ModelTuner:
             return result.program.programs[0]
         with preserve_global_state():
             return _program_for(plan, model, args, kwargs, self.settings)
+
+    def improved(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], program: Program, time_s: float
+    ) -> Program:
+        """The best program after `time_s` further seconds of tuning (`convoy.pipeline.improve`)."""
+
+        def tune(settings: Settings, deadline: Deadline) -> OptimizeResult:
+            return optimize_model(
+                model, args, name=self.name, settings=settings, kwargs=kwargs, deadline=deadline, improving=True
+            )
+
+        return improved(program, args, kwargs, self.settings, time_s, tune)
 
 
 def load(

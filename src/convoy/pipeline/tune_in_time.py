@@ -69,6 +69,8 @@ def tune_in_time(
         build: selects, builds and checks.
     """
     tuner = _Tuner(net, settings, database, watch, deadline, build)
+    if settings.effort is not Effort.NONE and not deadline.is_limited:
+        deadline.allow_stop()
     if settings.effort is Effort.NONE or not deadline.is_limited:
         return tuner.tuned(settings, deadline)
     begin = deadline.spent_s
@@ -78,6 +80,7 @@ def tune_in_time(
     if searching.is_over:
         return _cut(first, deadline)
     announce(watch, f"first answer after {deadline.spent_s:.1f} s: {_words(first.built)}")
+    deadline.allow_stop()
     told = dataclasses.replace(tuner, watch=_with_best(watch, first.built, deadline))
     try:
         second = told.tuned(settings, searching)

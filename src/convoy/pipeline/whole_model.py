@@ -70,10 +70,10 @@ def tune_whole(
             isolated = isolate(model, args, kwargs)
         net = captured_net(name, isolated, settings, target)
         with Database.open(settings.db) as database:
-            ceilings = measure_ceilings(target)
+            ceilings = measure_ceilings(target, settings.effort)
             clock = Stopwatch()
             net = with_counted_zeros(net, settings, watch)
-            check = NetCheck(net, isolated)
+            check = NetCheck(net, isolated, settings.effort)
             net = dataclasses.replace(net, original=None)  # the check has run it
             job = _Job(model, (args, kwargs), isolated, net, settings, ceilings, check, tuner)
             tuned = tune_in_time(net, settings, database, watch, deadline, partial(job.build, database, clock, watch))
@@ -137,7 +137,7 @@ class _Job:
             program = Program(plan, net.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
         inputs = net.captured.flatten_inputs(self.isolated.args, self.isolated.kwargs)
-        program, timeline = with_timeline(program, inputs)
+        program, timeline = with_timeline(program, inputs, settings.effort)
         plan = program.plan
         with phase("summary"):
             return self._result(tuned, plan, program, outcome, timeline)

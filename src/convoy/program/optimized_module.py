@@ -15,6 +15,7 @@ from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.call_forms import checked_arguments
 from convoy.program.cuda_graph import CudaGraphProgram
+from convoy.program.improvement import improve
 from convoy.program.program_cache import CachedProgram, ProgramCache, Tuner, stock_names
 from convoy.program.runnable_program import Program
 from convoy.program.serialization import SavedProgram, restored_cache, saved_programs
@@ -109,6 +110,28 @@ class OptimizedModule(nn.Module):
         program = self.program_cache.tuner(self.model, given, named, None)
         self.program_cache.add(given, named, program)
         return program.plan
+
+    def improve(
+        self, time_s: float = 60.0, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None
+    ) -> Plan:
+        """Tune further, for at most `time_s` seconds, and run the better program from then on.
+
+        The search goes on where it stopped: measurements are in the database. The module may be called by other threads
+        meanwhile; each call is run by one program. A program that is not faster than the present one, timed in turn, is
+        dropped. If the stock module was changed, the programs are made again first (`refresh`).
+
+        Args:
+            time_s: wall time of this call, seconds.
+            args: arguments to tune with, of a tuned shape; None: those of the first program, with normally distributed numbers.
+            kwargs: keyword arguments.
+
+        Returns:
+            The plan that runs now.
+
+        Raises:
+            InputError: `time_s` is no positive number, or no program was tuned for such arguments.
+        """
+        return improve(self, time_s, args, kwargs)
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], program: Program) -> None:
         """Use a program for calls with arguments like these."""

@@ -122,6 +122,14 @@ class ProgramCache:
         made.state.outdate(self.change(wait=True))
         return made
 
+    def swap(self, cached: CachedProgram, program: Program) -> None:
+        """Use another program for the calls of a cached one. Calls that run now end with the old one."""
+        made = CachedProgram(program, cached.example, cached.signature, cached.normal)
+        with self._lock:
+            self.tuned = {key: made if one is cached else one for key, one in self.tuned.items()}
+            self._by_normal = {key: made if one is cached else one for key, one in self._by_normal.items()}
+            self._routes = {key: (made if one is cached else one, named) for key, (one, named) in self._routes.items()}
+
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CachedProgram, Arrangement | None] | None:
         """The program for a call, and how the arguments are arranged for it; None: as they are."""
         signature = calls.signature_of(args, kwargs)
@@ -129,11 +137,12 @@ class ProgramCache:
         if route is not None:
             return route
         normal = self._forward.normal(args, kwargs)
-        cached = None if normal is None else self._by_normal.get(calls.signature_of(*normal))
-        if cached is None:
-            return None
-        arrangement = self._forward.arrangement(args, kwargs, (cached.example.args, cached.example.kwargs))
-        route = self._routes[signature] = cached, arrangement
+        with self._lock:  # `swap` must not miss a route that is added meanwhile
+            cached = None if normal is None else self._by_normal.get(calls.signature_of(*normal))
+            if cached is None:
+                return None
+            arrangement = self._forward.arrangement(args, kwargs, (cached.example.args, cached.example.kwargs))
+            route = self._routes[signature] = cached, arrangement
         return route
 
     def why_unknown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

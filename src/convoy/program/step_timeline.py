@@ -36,7 +36,7 @@ class _MarkedExecutable(Executable):
         self._end()
 
 
-def measure_timeline(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Span]:
+def measure_timeline(program: EagerProgram, inputs: Sequence[torch.Tensor], rounds: int = ROUNDS) -> list[Span]:
     """The timeline of a program: start and duration of each step, medians over several runs.
 
     On a GPU the launches and marks are captured as one CUDA graph, if the program itself could be.
@@ -44,10 +44,11 @@ def measure_timeline(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> l
     Args:
         program: the program; it is not changed.
         inputs: tensors of the plan's specs.
+        rounds: runs that count; two more warm up, and with a single one none does.
     """
-    rounds = _on_gpu(program, inputs) if program.device.type == "cuda" else _on_cpu(program, inputs)
-    starts = [statistics.median(marks[i][0] for marks in rounds) for i in range(len(program.bound.steps))]
-    lengths = [statistics.median(marks[i][1] - marks[i][0] for marks in rounds) for i in range(len(starts))]
+    found = (_on_gpu if program.device.type == "cuda" else _on_cpu)(program, inputs, rounds, 2 if rounds > 1 else 0)
+    starts = [statistics.median(marks[i][0] for marks in found) for i in range(len(program.bound.steps))]
+    lengths = [statistics.median(marks[i][1] - marks[i][0] for marks in found) for i in range(len(starts))]
     return spans([bound.step for bound in program.bound.steps], starts, lengths)
 
 
@@ -63,9 +64,9 @@ def with_step_marks(program: EagerProgram, mark: Callable[[int, int], None]) -> 
     return type(program)(dataclasses.replace(program.bound, steps=steps), program.device)
 
 
-def _on_cpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks]:
+def _on_cpu(program: EagerProgram, inputs: Sequence[torch.Tensor], rounds: int, warm: int) -> list[Marks]:
     found: list[Marks] = []
-    for _ in range(ROUNDS + 2):
+    for _ in range(rounds + warm):
         times: list[list[float]] = [[0.0, 0.0] for _ in program.bound.steps]
 
         def mark(step: int, side: int, times: list[list[float]] = times) -> None:
@@ -76,10 +77,10 @@ def _on_cpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks
             run(inputs)
         first = min((begin for begin, _ in times), default=0.0)
         found.append([(begin - first, end - first) for begin, end in times])
-    return found[2:]
+    return found[warm:]
 
 
-def _on_gpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks]:
+def _on_gpu(program: EagerProgram, inputs: Sequence[torch.Tensor], rounds: int, warm: int) -> list[Marks]:
     count = len(program.bound.steps)
     events = [[torch.cuda.Event(enable_timing=True, external=True) for _ in range(2)] for _ in range(count)]
     marked = with_step_marks(program, lambda step, side: events[step][side].record())
@@ -94,7 +95,7 @@ def _on_gpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks
             with recording(graph, stream):
                 marked(inputs)
         found: list[Marks] = []
-        for _ in range(ROUNDS + 2):
+        for _ in range(rounds + warm):
             if program.recordable:
                 graph.replay()
             else:
@@ -102,4 +103,4 @@ def _on_gpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks
             torch.cuda.synchronize(program.device)
             origin = events[0][0]
             found.append([(origin.elapsed_time(a) * 1e3, origin.elapsed_time(b) * 1e3) for a, b in events])
-    return found[2:]
+    return found[warm:]

@@ -30,7 +30,7 @@ from convoy.pipeline.check.verify_predicted import BuiltPlan
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.measure_net import measure, prediction_notes
 from convoy.pipeline.net import Net, input_formats, make_net, memory_format
-from convoy.pipeline.observer import Observer, Stopwatch, ignore_progress
+from convoy.pipeline.observer import Observer, Stopwatch
 from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
@@ -155,13 +155,12 @@ class TrainingJob:
                 path.write_bytes(data)
                 database.import_(path)
 
-    def tune(self, observer: Observer | None, deadline: Deadline) -> TrainingResult:
+    def tune(self, watch: Observer, deadline: Deadline) -> TrainingResult:
         """Measure, select, build, check."""
-        watch = observer or ignore_progress
         settings = self.settings
         limited = memory_limited(self.target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(settings.db) as database:
-            ceilings = measure_ceilings(self.target)
+            ceilings = measure_ceilings(self.target, settings.effort)
             clock = Stopwatch()
             build = partial(self._build, ceilings, database, clock, watch)
             tuned = tune_in_time(self.net, settings, database, watch, deadline, build)
@@ -230,7 +229,7 @@ class TrainingJob:
             plan = plan.as_baseline()
             program = Program(plan, self.capture.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
-        program, timeline = with_timeline(program.with_plan(plan), self.inputs())
+        program, timeline = with_timeline(program.with_plan(plan), self.inputs(), self.settings.effort)
         plan = program.plan
         summary = summarize(
             self.net, found, built.choice, plan, program, outcome, self.settings, built.tuned_s, timeline,

@@ -15,7 +15,7 @@ from convoy import plan as plans
 from convoy.deadline import Deadline
 from convoy.errors import CaptureError, InputError, SelectionError
 from convoy.pipeline.isolation import preserve_global_state
-from convoy.pipeline.observer import Observer, ignore_progress
+from convoy.pipeline.observer import Observer
 from convoy.pipeline.profile_output import profiled
 from convoy.pipeline.tune_in_time import overrun_note
 from convoy.plan import Plan
@@ -182,7 +182,7 @@ def _train_model(
     plan: str | Path | None,
     settings: Settings,
     name: str,
-    observer: Observer | None,
+    watch: Observer,
     deadline: Deadline,
 ) -> TrainingResult:
     if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -198,11 +198,11 @@ def _train_model(
 
         def tune(shares: list[bytes]) -> Plan:
             job.take(shares)
-            found.append(job.tune(observer, deadline))
+            found.append(job.tune(watch, deadline))
             return found[0].plan
 
         shared = job.target.device in SHARED_DEVICES and settings.effort is not Effort.NONE
-        measure_share = partial(job.measure_share, observer or ignore_progress, deadline)
+        measure_share = partial(job.measure_share, watch, deadline)
         agreed = agree_on_plan(tune, options.group, job.target, measure_share if shared else None)
         return found[0] if found else job.replay(agreed)
-    return job.tune(observer, deadline) if replayed is None else job.replay(replayed)
+    return job.tune(watch, deadline) if replayed is None else job.replay(replayed)

@@ -18,7 +18,7 @@ from convoy.report.html import render
 from convoy.target import Target
 
 
-def no_room(target: Target) -> NoReturn:
+def no_room(target: Target, *, brief: bool) -> NoReturn:
     raise torch.OutOfMemoryError(f"CUDA out of memory on {target.name}, planted")
 
 
@@ -45,7 +45,8 @@ def test_a_net_is_tuned_without_ceilings(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_is_no_lack_of_memory_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(target: Target) -> NoReturn:
+    def broken(target: Target, *, brief: bool) -> NoReturn:
+        assert not brief
         raise RuntimeError(f"illegal address on {target.name}, planted")
 
     monkeypatch.setattr(ceilings, "peaks", broken)

@@ -13,7 +13,16 @@ import torch
 from convoy.engines.base import Buffers
 from convoy.engines.library import onednn
 from convoy.measurement.data import make_data
-from convoy.measurement.device.shortest_run import NO_RATE, Rate, ShortestRun, faster, shortest_run
+from convoy.measurement.device.shortest_run import (
+    BRIEF,
+    NO_RATE,
+    PATIENT,
+    Patience,
+    Rate,
+    ShortestRun,
+    faster,
+    shortest_run,
+)
 from convoy.measurement.protocol import MAX_COPIES
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.target import Target
@@ -50,19 +59,24 @@ class Peaks:
 
 
 @lru_cache(maxsize=4)
-def peaks(target: Target) -> Peaks:
+def peaks(target: Target, *, brief: bool = False) -> Peaks:
     """Measure the peak rates of this process's device; cached for the process.
 
     On a busy CPU several threads seldom run undisturbed at the same time. Where their rates do not come again from sample to
     sample, those of one thread count too, if they are higher.
+
+    Args:
+        target: the device.
+        brief: take less time for each rate, for an answer at once.
     """
+    patience = BRIEF if brief else PATIENT
     with torch.no_grad():
-        found = _rates(target)
+        found = _rates(target, patience)
         threads = torch.get_num_threads()
         if target.device == "cpu" and threads > 1 and not _settled(found):
             torch.set_num_threads(1)
             try:
-                alone = _rates(target)
+                alone = _rates(target, patience)
             finally:
                 torch.set_num_threads(threads)
             found = {name: faster(rate, alone[name]) for name, rate in found.items()}
@@ -79,19 +93,19 @@ def _settled(rates: Mapping[str, Rate]) -> bool:
     return all(rate.settled for rate in rates.values())
 
 
-def _rates(target: Target) -> dict[str, Rate]:
+def _rates(target: Target, patience: Patience) -> dict[str, Rate]:
     """Every rate by name."""
     large = min(max(64 << 20, 2 * target.cache_bytes), _MAX_BYTES)
     small = target.cache_bytes // 8
-    memory = _bandwidth(large, target.device)
-    cached = _bandwidth(small, target.device) if small else memory
-    rates = _matmul_rates(target)
+    memory = _bandwidth(large, target.device, patience)
+    cached = _bandwidth(small, target.device, patience) if small else memory
+    rates = _matmul_rates(target, patience)
     if target.device == "cpu":
-        rates = {name: faster(rate, _convolution_rate(name, target)) for name, rate in rates.items()}
+        rates = {name: faster(rate, _convolution_rate(name, target, patience)) for name, rate in rates.items()}
     return {"memory": memory, "cache": cached, **rates}
 
 
-def _bandwidth(size_bytes: int, device: str) -> Rate:
+def _bandwidth(size_bytes: int, device: str, patience: Patience) -> Rate:
     """Bytes per second of copies and sums that walk over a buffer; on a GPU each takes the whole buffer."""
     step = min(size_bytes, _CHUNK_BYTES) if device == "cpu" else size_bytes
     source = torch.ones(size_bytes // step * step // 4, device=device)
@@ -105,53 +119,54 @@ def _bandwidth(size_bytes: int, device: str) -> Rate:
     def add() -> object:
         return source[next(places)].sum()
 
-    return faster(Rate.of(2 * step, shortest_run(copy, device)), Rate.of(step, shortest_run(add, device)))
+    copied, added = (shortest_run(run, device, patience=patience) for run in (copy, add))
+    return faster(Rate.of(2 * step, copied), Rate.of(step, added))
 
 
-def _matmul_rates(target: Target) -> dict[str, Rate]:
+def _matmul_rates(target: Target, patience: Patience) -> dict[str, Rate]:
     cuda = target.device == "cuda"
     sizes = (4096,) if cuda else (128, 256, 512)
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     wanted = dtypes if cuda else {name: dtypes[name] for name in ("fp32", "bf16")}
-    rates = {name: _matmul_rate(sizes, dtype, target.device) for name, dtype in wanted.items()}
+    rates = {name: _matmul_rate(sizes, dtype, target.device, patience) for name, dtype in wanted.items()}
     if cuda:
         before = torch.get_float32_matmul_precision()
         try:
             torch.set_float32_matmul_precision("high")
-            rates["tf32"] = _matmul_rate(sizes, torch.float32, target.device)
+            rates["tf32"] = _matmul_rate(sizes, torch.float32, target.device, patience)
         finally:
             torch.set_float32_matmul_precision(before)
     return rates
 
 
-def _matmul_rate(sizes: Sequence[int], dtype: torch.dtype, device: str) -> Rate:
+def _matmul_rate(sizes: Sequence[int], dtype: torch.dtype, device: str, patience: Patience) -> Rate:
     """The best rate of square products; larger sizes are tried until a product takes `_LONG_S`."""
     best = NO_RATE
     for size in sizes:
         a = torch.randn(size, size, device=device).to(dtype)
         out = torch.empty_like(a)
-        found = shortest_run(partial(torch.mm, a, a, out=out), device)
+        found = shortest_run(partial(torch.mm, a, a, out=out), device, patience=patience)
         best = faster(best, Rate.of(2 * size**3, found))
         if found.time_s > _LONG_S:
             break
     return best
 
 
-def _convolution_rate(dtype: str, target: Target) -> Rate:
+def _convolution_rate(dtype: str, target: Target, patience: Patience = PATIENT) -> Rate:
     """The rate that oneDNN reaches on packed weights; 0 if it cannot run the convolution.
 
     MKL, which torch.mm uses, is much slower on an AMD CPU with AVX-512, and layers would take less than their roofline time.
     """
     best = NO_RATE
     for side in (14, 28):
-        work, found = _time_of_layer(dtype, side, target)
+        work, found = _time_of_layer(dtype, side, target, patience)
         best = faster(best, Rate.of(work, found))
         if not work or found.time_s > _LONG_S:
             break
     return best
 
 
-def _time_of_layer(dtype: str, side: int, target: Target) -> tuple[int, ShortestRun]:
+def _time_of_layer(dtype: str, side: int, target: Target, patience: Patience) -> tuple[int, ShortestRun]:
     """Operations of a convolution, and its time with oneDNN; no operations if oneDNN does not support it."""
     types: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
     problem = ConvProblem(1, 128, side, side, 128, 3, 3, 1, 1, layout="nhwc", numerics="as_torch", **types)
@@ -161,7 +176,7 @@ def _time_of_layer(dtype: str, side: int, target: Target) -> tuple[int, Shortest
     executable = engine.build(problem, engine.space(problem, target)[0], target)
     data = make_data(problem, 0)
     buffers = Buffers(data.args, [None], executable.pack(data.constants))
-    return problem.flops, shortest_run(lambda: executable.launch(buffers, None), target.device)
+    return problem.flops, shortest_run(lambda: executable.launch(buffers, None), target.device, patience=patience)
 
 
 def floor_us(problem: Problem, rates: Peaks, dtype: str = "", flops: int = 0) -> float:

@@ -30,6 +30,20 @@ MOST_CALLS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds for one figure: at least, and at most if no samples agree; None: `LEAST_S`, `MOST_S`."""
+
+    least_s: float | None = None
+    most_s: float | None = None
+
+
+PATIENT: Final = Patience()
+
+BRIEF: Final = Patience(0.03, 0.06)
+"""For a first answer, which is there at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShortestRun:
     """The shortest sample of a run, and whether `AGREEING` samples were as short."""
 
@@ -63,6 +77,7 @@ def shortest_run(
     device: str,
     clock: Callable[[], float] = time.perf_counter,
     wait: Callable[[], object] | None = None,
+    patience: Patience = PATIENT,
 ) -> ShortestRun:
     """Time a run that nothing disturbs: the shortest sample, as soon as `AGREEING` samples agree. The first runs are not timed.
 
@@ -71,7 +86,10 @@ def shortest_run(
         device: `cpu` or `cuda`. On a GPU several runs make one sample.
         clock: seconds, of the host.
         wait: returns when the device has finished; torch's own by default.
+        patience: how long it may take.
     """
+    shortest_s = LEAST_S if patience.least_s is None else patience.least_s
+    longest_s = MOST_S if patience.most_s is None else patience.most_s
     finish = wait or (torch.cuda.synchronize if device == "cuda" else _nothing)
     begin = clock()
     run()
@@ -93,7 +111,7 @@ def shortest_run(
         least_s = min(near)[0]
         near = [sample for sample in near if sample[0] <= (1 + AGREEMENT) * least_s]
         agree = len(near) >= AGREEING and near[-1][1] - near[0][1] >= APART_S
-        if end - begin > (LEAST_S if agree else MOST_S):
+        if end - begin > (shortest_s if agree else longest_s):
             return ShortestRun(least_s, settled=agree)
 
 

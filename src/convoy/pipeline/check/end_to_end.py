@@ -27,7 +27,7 @@ ROUNDS = 15
 FIRST_ROUNDS: Final = 5
 """The same for a first answer, which is there at once (effort `none`)."""
 
-FIRST_S: Final = 1.5
+FIRST_S: Final = 0.5
 """Seconds after which a first answer is timed no longer."""
 
 LEAST_ROUNDS: Final = 3
@@ -177,7 +177,7 @@ def interleave(
     Args:
         runs: name → a function that runs the program once.
         cuda: wait for the device at the end of each round.
-        rounds: timed rounds, after one that is dropped if rounds are short.
+        rounds: timed rounds, on a GPU after one that is dropped if rounds are short.
         least_s: least duration of a round. Work of the host before the first launch counts once per round.
         most_s: time after which no further round begins, if there are `LEAST_ROUNDS`.
     """
@@ -186,7 +186,8 @@ def interleave(
     repeats = {name: max(1, round(least_s / took)) for name, took in once.items()}
     short = {name for name, took in once.items() if took * repeats[name] < SETTLED_S}
     samples: dict[str, list[float]] = {name: [] for name in runs}
-    for index in range(0 if short else 1, rounds + 1):  # long rounds were warmed up by the runs before
+    warm = not short or not cuda  # on a CPU an untimed call precedes each short round anyway
+    for index in range(1 if warm else 0, rounds + 1):
         if index > LEAST_ROUNDS and time.perf_counter() - begin > most_s:
             break
         for name, run in runs.items():

@@ -17,8 +17,9 @@ from convoy.pipeline.summarize import CheckOutcome
 from convoy.plan import Plan
 from convoy.program import Program
 from convoy.program.runnable_program import eager_of
-from convoy.program.step_timeline import measure_timeline
+from convoy.program.step_timeline import ROUNDS, measure_timeline
 from convoy.schedule.timeline import Span
+from convoy.settings import Effort
 from convoy.tuning_profile import phase
 
 TIMED_SEPARATELY = (
@@ -46,6 +47,9 @@ class ComparedRun:
     run: Callable[[], object]
 
 
+DEFAULT_LIMITS = TimingLimits()
+
+
 class EndToEndCheck(ABC):
     """Makes the two runs that are compared: a tuned program's, and PyTorch's own."""
 
@@ -64,7 +68,7 @@ class EndToEndCheck(ABC):
     def context(self) -> AbstractContextManager[None]:
         """Context for making and running either."""
 
-    def both(self, program: Program, limits: TimingLimits) -> CheckOutcome | None:
+    def both(self, program: Program, limits: TimingLimits = DEFAULT_LIMITS) -> CheckOutcome | None:
         """Time both in turn; None if they do not fit in a GPU's memory together."""
         refresh_memory_limit()
         try:
@@ -123,18 +127,23 @@ def build_and_check(
     return program.plan, program, CheckOutcome(theirs, mine, errors, their_errors)
 
 
-def with_timeline(program: Program, inputs: Sequence[torch.Tensor]) -> tuple[Program, list[Span]]:
+def with_timeline(
+    program: Program, inputs: Sequence[torch.Tensor], effort: Effort = Effort.QUICK
+) -> tuple[Program, list[Span]]:
     """The timeline of a program, and the program; its plan has a note if another run does not fit in the GPU's memory.
 
     Args:
         program: the program. One whose plan is the baseline has no steps and no timeline.
         inputs: tensors of the plan's specs.
+        effort: `none` measures one run.
     """
     if program.runnable is None:
         return program, []
     try:
         with phase("timeline"):
-            return program, measure_timeline(eager_of(program.runnable), inputs)
+            return program, measure_timeline(
+                eager_of(program.runnable), inputs, rounds=1 if effort is Effort.NONE else ROUNDS
+            )
     except Exception as error:
         if not is_out_of_memory(error):
             raise

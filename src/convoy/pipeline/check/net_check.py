@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Final
 
 import torch
 
@@ -16,7 +17,11 @@ from convoy.pipeline.check.stock_graph import baseline_run, stock_graph
 from convoy.pipeline.isolation import IsolatedCopy
 from convoy.pipeline.net import Net
 from convoy.program import CudaGraphProgram, Program
+from convoy.settings import Effort
 from convoy.tuning_profile import phase
+
+FIRST_SAMPLE: Final = 4
+"""A first answer's float64 run on a CPU may take this many times fewer operations: it computes fewer images of a batch."""
 
 
 class NetCheck(EndToEndCheck):
@@ -27,6 +32,7 @@ class NetCheck(EndToEndCheck):
     Args:
         net: the captured net.
         isolated: a copy of the stock module and of its inputs.
+        effort: `none` computes fewer images in float64.
 
     Attributes:
         note: the reference, if it was not float64; else empty.
@@ -36,10 +42,11 @@ class NetCheck(EndToEndCheck):
         CaptureError: the captured graph does not compute what the module does.
     """
 
-    def __init__(self, net: Net, isolated: IsolatedCopy) -> None:
+    def __init__(self, net: Net, isolated: IsolatedCopy, effort: Effort = Effort.QUICK) -> None:
         self.cuda = net.target.device == "cuda"
         self._model, self._args, self._kwargs = isolated.model, isolated.args, isolated.kwargs
         flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
+        flops *= FIRST_SAMPLE if effort is Effort.NONE else 1
         original = net.captured if net.original is None else net.original
         with self.context(), phase("check", "float64"):
             found = run_oracle(original, self._model, self._args, self._kwargs, flops=flops, cuda=self.cuda)

@@ -35,11 +35,26 @@ def test_ceilings_are_measured_once(quick):
     assert torch.get_num_threads() == threads
 
 
+def test_a_brief_measurement_takes_less_time_for_the_same_rates(monkeypatch):
+    patience: list[shortest_run_module.Patience] = []
+
+    def timed(run, device, **options):
+        patience.append(options["patience"])
+        return shortest_run_module.ShortestRun(1e-3, settled=True)
+
+    monkeypatch.setattr(measured, "shortest_run", timed)
+    target = replace(detect_target("cpu"), name="a third")
+    brief, asked = peaks(target, brief=True), len(patience)
+    assert peaks(target) == brief
+    assert set(patience[:asked]) == {shortest_run_module.BRIEF}
+    assert set(patience[asked:]) == {shortest_run_module.PATIENT}
+
+
 def test_of_a_product_and_a_convolution_the_faster_is_a_cpus_ceiling(quick, monkeypatch):
     """A floor above what a layer takes is none: on AMD's CPUs a product by MKL is far behind oneDNN's convolutions."""
     target = detect_target("cpu")
     planted = {"fp32": Rate(1e20, settled=True), "bf16": NO_RATE}
-    monkeypatch.setattr(measured, "_convolution_rate", lambda dtype, target: planted[dtype])
+    monkeypatch.setattr(measured, "_convolution_rate", lambda dtype, *_: planted[dtype])
     found = peaks(replace(target, name="another"))
     assert found.flops["fp32"] == 1e20
     assert 0 < found.flops["bf16"] < 1e20

@@ -1,0 +1,100 @@
+"""Improving an optimized module that is in use: its tuner finds a better program, which takes the place of the present one."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any, Final, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from convoy.errors import InputError
+from convoy.plan.plan import Plan
+from convoy.program import calls
+from convoy.program.program_cache import CachedProgram, ProgramCache
+from convoy.program.runnable_program import Program
+from convoy.user_warning import warn_user
+
+_ONE_AT_A_TIME: Final = threading.Lock()
+
+
+@runtime_checkable
+class ImprovingTuner(Protocol):
+    """A tuner that can go on where it stopped."""
+
+    def improved(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], program: Program, time_s: float
+    ) -> Program:
+        """The best program after `time_s` further seconds; the given one if none is faster."""
+        ...
+
+
+class Improvable(Protocol):
+    """The part of an optimized module that is needed here."""
+
+    model: nn.Module
+    program_cache: ProgramCache
+
+    def stale(self) -> str | None:
+        """What was changed since the programs were made."""
+        ...
+
+    def refresh(self) -> None:
+        """Make the programs again."""
+        ...
+
+
+def improve(module: Improvable, time_s: float, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None) -> Plan:
+    """`OptimizedModule.improve`.
+
+    Raises:
+        InputError: `time_s` is no positive number, or no program was tuned for such arguments.
+    """
+    _check_time(time_s)
+    cache = module.program_cache
+    tuner = cache.tuner
+    if not isinstance(tuner, ImprovingTuner):
+        warn_user("this model could not be captured as a whole: its layers are tuned one by one and are not improved")
+        return cache.programs[0].plan
+    with _ONE_AT_A_TIME:
+        if module.stale() is not None:
+            module.refresh()
+        cached = _program_of(cache, args, kwargs or {})
+        given, named = (args, kwargs or {}) if args is not None else _sample(cached.example)
+        with calls.autocast_as(cached.program.autocast):
+            better = tuner.improved(module.model, given, named, cached.program, time_s)
+        if better is not cached.program and module.stale() is None:
+            cache.swap(cached, better)
+            return better.plan
+        return cached.program.plan
+
+
+def _check_time(time_s: object) -> None:
+    number = isinstance(time_s, (int, float)) and not isinstance(time_s, bool)
+    if not number or not math.isfinite(time_s) or time_s <= 0:
+        raise InputError("time_s", time_s, "a positive number of seconds")
+
+
+def _program_of(cache: ProgramCache, args: tuple[Any, ...] | None, kwargs: dict[str, Any]) -> CachedProgram:
+    if args is None:
+        return next(iter(cache.tuned.values()))
+    if not isinstance(args, tuple):
+        raise InputError("args", type(args).__name__, "a tuple of inputs", "Pass (x,).")
+    found = cache.find(args, kwargs)
+    if found is None:
+        raise InputError("args", "other shapes or dtypes", "arguments of a tuned shape", "Call .tune(args) first.")
+    return found[0]
+
+
+def _sample(example: calls.CallExample) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments like an example's: normally distributed where they are floating-point, else zeros. The same in every call."""
+    args, kwargs = example.zeros()
+
+    def draw(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point():
+            draws = torch.Generator(tensor.device).manual_seed(0)
+            tensor.copy_(torch.randn(tensor.shape, generator=draws, device=tensor.device))
+        return tensor
+
+    return calls.map_tensors(draw, args), calls.map_tensors(draw, kwargs)

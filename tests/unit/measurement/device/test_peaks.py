@@ -72,8 +72,9 @@ def test_on_a_busy_cpu_the_rates_of_one_thread_count_too(monkeypatch, settled):
     threads = torch.get_num_threads()
     asked = []
 
-    def rates(target):
+    def rates(target, patience):
         asked.append(torch.get_num_threads())
+        assert patience == shortest_run_module.PATIENT
         alone = len(asked) > 1
         return {
             "memory": Rate(17e9 if alone else 1e9, settled=settled or alone),

@@ -57,11 +57,11 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.fixture(scope="module")
 def found(settings: Settings) -> OptimizeResult:
     """Chosen as if PyTorch took a hundred times as long: a busy machine's clock must not decide what is chosen."""
-    module = importlib.import_module("convoy.pipeline.whole_model")
+    module = importlib.import_module("convoy.pipeline.tune_in_time")
     measure = module.measure
 
-    def slowly(*args: Any) -> SearchResult:
-        result = measure(*args)
+    def slowly(*args: Any, **options: Any) -> SearchResult:
+        result = measure(*args, **options)
         slow = {
             key: [replace(r, median_us=100 * r.median_us) if r.config.engine == "aten" else r for r in rows]
             for key, rows in result.rows.items()

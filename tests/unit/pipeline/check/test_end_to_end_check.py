@@ -66,7 +66,7 @@ class Plan(SimpleNamespace):
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        checks, "interleave", lambda runs, cuda: {name: Latency(name, float(len(runs)), 0.0) for name in runs}
+        checks, "interleave", lambda runs, **_: {name: Latency(name, float(len(runs)), 0.0) for name in runs}
     )
     monkeypatch.setattr(checks.dataclasses, "replace", lambda plan, **changes: Plan(**{**vars(plan), **changes}))
 
@@ -120,7 +120,7 @@ class Noting(SimpleNamespace):
 def test_without_room_for_another_run_there_is_no_timeline(
     monkeypatch: pytest.MonkeyPatch, error: Exception, raised: bool
 ) -> None:
-    def run(program: Any, inputs: Any) -> Any:
+    def run(program: Any, inputs: Any, **_: Any) -> Any:
         raise error
 
     monkeypatch.setattr(checks, "eager_of", lambda runnable: runnable)

@@ -31,8 +31,8 @@ def favour(patch: pytest.MonkeyPatch, module: str, engine: str) -> None:
     where = importlib.import_module(module)
     measure = where.measure
 
-    def favoured(*args: Any) -> SearchResult:
-        found = measure(*args)
+    def favoured(*args: Any, **options: Any) -> SearchResult:
+        found = measure(*args, **options)
         for key, rows in found.rows.items():
             if key.startswith("conv:"):
                 rows[:] = [row for row in rows if row.config.engine == "aten"]
@@ -58,7 +58,7 @@ def image(scale: float = 1.0) -> torch.Tensor:
 def test_a_predicted_kernel_that_is_wrong_is_found_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    favour(monkeypatch, "convoy.pipeline.whole_model", "wrong")
+    favour(monkeypatch, "convoy.pipeline.tune_in_time", "wrong")
     model, path, told = net(), tmp_path / "rows.db", []
     result = optimize_model(
         model, (image(),), name="net", settings=settings(path, "wrong"), observer=lambda words, *_: told.append(words)
@@ -76,7 +76,7 @@ def test_a_predicted_kernel_that_is_wrong_is_found_and_replaced(
 def test_a_sum_that_is_wrong_though_its_parts_are_right_falls_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    favour(monkeypatch, "convoy.pipeline.whole_model", "shy")
+    favour(monkeypatch, "convoy.pipeline.tune_in_time", "shy")
     model, path = net(), tmp_path / "rows.db"
     result = optimize_model(model, (image(1000.0),), name="net", settings=settings(path, "shy"))
     with Database.open(path, shipped=False) as database:
@@ -88,7 +88,7 @@ def test_a_sum_that_is_wrong_though_its_parts_are_right_falls_back(
 
 def test_what_is_right_is_not_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Effort `none` promises to measure nothing."""
-    favour(monkeypatch, "convoy.pipeline.whole_model", "shy")
+    favour(monkeypatch, "convoy.pipeline.tune_in_time", "shy")
     path = tmp_path / "rows.db"
     result = optimize_model(net(), (image(),), name="net", settings=settings(path, "shy"))
     with Database.open(path, shipped=False) as database:
@@ -97,7 +97,7 @@ def test_what_is_right_is_not_proven(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_step_is_proven_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    favour(monkeypatch, "convoy.training.training_job", "wrong")
+    favour(monkeypatch, "convoy.pipeline.tune_in_time", "wrong")
     model, path = net(), tmp_path / "rows.db"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = (image(), torch.tensor([0, 1]))

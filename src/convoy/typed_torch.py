@@ -5,7 +5,8 @@ Each function calls exactly one function of the library. Code that is checked st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -84,6 +85,14 @@ def torch_compile(model: Callable[..., Any], **options: Any) -> Callable[..., An
     return cast("Any", torch).compile(model, **options)
 
 
+@contextmanager
+def seeded_rng(seed: int) -> Generator[None]:
+    """Inside, the CPU's random generator starts from a seed; afterwards it is as before."""
+    with cast("Any", torch).random.fork_rng(devices=[]):
+        cast("Any", torch).manual_seed(seed)
+        yield
+
+
 def barrier() -> None:
     """Wait for all processes of the default process group."""
     cast("Any", torch).distributed.barrier()
@@ -98,6 +107,11 @@ def all_reduce(tensor: torch.Tensor, operation: Any = None, **options: Any) -> A
 def all_gather(tensors: list[torch.Tensor], tensor: torch.Tensor, group: Any = None) -> None:
     """Fill `tensors` with the tensor of each process of a group."""
     cast("Any", torch).distributed.all_gather(tensors, tensor, group=group)
+
+
+def to_list(tensor: torch.Tensor) -> list[Any]:
+    """A tensor's values as nested lists; one of one dimension gives a list of numbers."""
+    return cast("Any", tensor).tolist()
 
 
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from convoy.errors import InputError
+from convoy.typed_torch import from_numpy
 from convoy.zoo import pixels as memory
 from convoy.zoo.datasets import Dataset
 from convoy.zoo.image_size import ImageSize, sides
@@ -60,7 +61,7 @@ def check_images(
             unreadable.append(found)
             continue
         if small:
-            pixels[len(readable)] = torch.from_numpy(found.copy()).permute(2, 0, 1)
+            pixels[len(readable)] = from_numpy(found.copy()).permute(2, 0, 1)
         readable.append(index)
     checked = dataset.subset(readable) if unreadable else dataset
     return replace(checked, images=Pixels(pixels[: len(readable)])) if small else checked, tuple(unreadable)

@@ -15,13 +15,15 @@ import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import safetensors
 import safetensors.torch
 import torch
 
 from convoy.errors import InputError
+from convoy.narrowing import is_dict, is_mapping, is_sequence
+from convoy.typed_torch import save_safetensors
 from convoy.untrusted import escape_controls, open_file, parse_json, read_bytes
 
 TOKEN_BYTES: Final = 4
@@ -52,7 +54,7 @@ def write_checksummed(path: Path, form: str, state: Mapping[str, Any]) -> None:
     metadata = {"format": form, "state": text, "sha256": _sum(text, tensors)}
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(TOKEN_BYTES)}")
     try:
-        safetensors.torch.save_file(tensors, fresh, metadata)
+        save_safetensors(tensors, fresh, metadata)
         fresh.replace(path)
     except safetensors.SafetensorError as error:
         raise OSError(str(error)) from error
@@ -124,8 +126,8 @@ def _metadata(data: bytes, argument: str) -> dict[str, str]:
     if length > min(MOST_HEADER_BYTES, len(data) - 8):
         raise ValueError("its header is longer than a safetensors file's")
     header = parse_json(data[8 : 8 + length], argument)
-    found = header.get("__metadata__") if isinstance(header, dict) else None
-    return found if isinstance(found, dict) and all(isinstance(word, str) for word in found.values()) else {}
+    found: Any = header.get("__metadata__") if is_dict(header) else None
+    return found if is_dict(found) and all(isinstance(word, str) for word in found.values()) else {}
 
 
 def _other_format(data: bytes, metadata: Mapping[str, str]) -> str:
@@ -139,7 +141,7 @@ def _sum(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(cast("Any", tensor.reshape(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
 
 
@@ -155,16 +157,16 @@ def _encoded(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
         shared = any(own.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors.values())
         tensors[name] = own.clone() if shared else own
         return {"tensor": name}
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {"dict": [[key, _encoded(each, f"{where}/{key}".lstrip("/"), tensors)] for key, each in value.items()]}
-    if isinstance(value, list | tuple):
+    if is_sequence(value):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_encoded(each, f"{where}/{index}", tensors) for index, each in enumerate(value)]}
     raise ValueError(f"{where} is a {type(value).__name__}, which such a file cannot hold")
 
 
 def _decoded(value: Any, tensors: Mapping[str, torch.Tensor] | None) -> Any:
-    if not isinstance(value, dict):
+    if not is_dict(value):
         if isinstance(value, list):
             raise ValueError("its values are malformed")
         return value

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from convoy.errors import InputError, unknown_name
+from convoy.typed_torch import to_list
 from convoy.zoo.example import Preprocessing
 from convoy.zoo.image_size import ImageSize
 from convoy.zoo.images import ARRAY_FILES, image_files
@@ -92,7 +93,7 @@ class Dataset:
         order = torch.arange(every) if seed is None else torch.randperm(every, generator=seeded(seed))
         for number in numbers:
             chosen = order[number * batch : (number + 1) * batch]
-            pixels = self.images.read(chosen.tolist())
+            pixels = self.images.read(to_list(chosen))
             if augment and seed is not None:
                 pixels = augmented(pixels, seeded(seed * 1_000_003 + number))
             yield normalised(pixels, self.preprocessing), self.labels[chosen]

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError
+from convoy.narrowing import is_sequence, is_tuple
 from convoy.zoo.image_size import ImageSize, sides
 from convoy.zoo.initial import clip_shape
 from convoy.zoo.models import TIMM, is_exported, parse_dtype, split_factory, unknown_model
-from convoy.zoo.torchvision_import import import_torchvision
+from convoy.zoo.torchvision_import import import_torchvision, torchvision_weights
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -70,20 +71,18 @@ def preprocessing(name: str, weights: str | Path | None = None) -> Preprocessing
         if config is None:
             return Preprocessing()
         return Preprocessing(int(config.input_size[-1]), tuple(config.mean), tuple(config.std))
-    from torchvision.models import get_model_weights
-
     try:
-        offers = get_model_weights(name)
+        offers = torchvision_weights(name)
     except ValueError as error:
         raise unknown_model(name) from error
-    chosen = [offers.DEFAULT] if weights == "DEFAULT" else list(offers)
+    chosen: list[Any] = [offers.DEFAULT] if weights == "DEFAULT" else list(offers)
     found = [_of_transforms(getattr(entry.transforms, "keywords", {})) for entry in chosen]
     return min(found, key=lambda p: sides(p.size), default=Preprocessing())
 
 
 def _of_transforms(options: dict[str, Any]) -> Preprocessing:
-    size = options.get("crop_size", options.get("resize_size", 224))
-    size = size[0] if isinstance(size, (tuple, list)) else size
+    given = options.get("crop_size", options.get("resize_size", 224))
+    size: Any = given[0] if is_sequence(given) else given
     return Preprocessing(int(size), tuple(options.get("mean", IMAGENET_MEAN)), tuple(options.get("std", IMAGENET_STD)))
 
 
@@ -118,7 +117,7 @@ def example_args(
     kind = parse_dtype(dtype)
     own = getattr(model, "example_input_array", None)
     if own is not None and batch is None and size is None:
-        args = own if isinstance(own, tuple) else (own,)
+        args: tuple[Any, ...] = own if is_tuple(own) else (own,)
         return tuple(a.to(kind) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
     generator = torch.Generator().manual_seed(0)
     shape = clip_shape(model, batch or 1, input_channels(model), wanted)
@@ -143,7 +142,7 @@ def check_inputs(model: nn.Module, args: tuple[Any, ...], name: str) -> None:
     parameters = [parameter for parameter in signature.parameters.values() if parameter.default is Parameter.empty]
     needed = [p.name for p in parameters if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
     own = getattr(model, "example_input_array", None)
-    if isinstance(own, tuple) and len(own) > len(args):
+    if is_tuple(own) and len(own) > len(args):
         todo = "Leave --input, --batch and --size out: the model has examples of all its inputs."
     else:
         todo = "Export it with example inputs by position (torch.export.save) to a .pt2 file, or use convoy.optimize in Python."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +49,7 @@ def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.M
             program = _load(checked.archive)
     except RefusedError as refused:
         raise _refused(file, refused) from refused
-    except Exception as error:  # a damaged program makes torch fail in any way
+    except Exception as error:  # everything: a damaged program makes torch fail in any way
         raise _unreadable(file, error) from error
     assert program is not None
     other = {p.dtype for p in program.parameters() if p.is_floating_point()} - {dtype}
@@ -58,7 +58,7 @@ def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.M
     try:
         with _quiet():
             module = program.module(check_guards=checked is None)
-    except Exception as error:  # as above
+    except Exception as error:  # everything, as above
         raise _unreadable(file, error) from error
     if checked is not None:
         check_sizes(module, program, checked.sizes)
@@ -70,7 +70,7 @@ def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.M
     if program.example_inputs is not None:
         args, kwargs = program.example_inputs
         if not kwargs:
-            module.example_input_array = tuple(args)
+            vars(module)["example_input_array"] = tuple(args)
     return module
 
 
@@ -80,7 +80,7 @@ def _load(file: Any) -> ExportedProgram:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Hide torch.export's log: it writes a traceback for an error that is one line here."""
     log = logging.getLogger("torch.export")
     level = log.level

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError
+from convoy.narrowing import is_sequence
+from convoy.typed_torch import named_modules, seeded_rng
 
 HEADS: Final = (nn.Linear, nn.Conv2d)
 """Layers that a classifier may end with; SqueezeNet ends with a convolution."""
@@ -32,7 +34,7 @@ def fit_head(model: nn.Module, classes: int, args: tuple[Any, ...], outputs: int
     Raises:
         InputError: naming `head`: no layer of the model can be replaced so.
     """
-    found = [n for n, m in model.named_modules() if isinstance(m, HEADS) and _outputs(m) == outputs]
+    found = [n for n, m in named_modules(model) if isinstance(m, HEADS) and _outputs(m) == outputs]
     for names in (found[-1:], found) if len(found) > 1 else (found,):
         if names and _replaced(model, dict.fromkeys(names, classes), args, classes):
             return ", ".join(names)
@@ -43,7 +45,7 @@ def fit_head(model: nn.Module, classes: int, args: tuple[Any, ...], outputs: int
 
 def fit_heads_to(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Give layers as many outputs as tensors of a state dict have, where only these numbers differ; in place."""
-    for name, module in list(model.named_modules()):
+    for name, module in list(named_modules(model)):
         weight = state.get(f"{name}.weight")
         if not isinstance(module, HEADS) or weight is None or weight.shape == module.weight.shape:
             continue
@@ -58,8 +60,8 @@ def _replaced(model: nn.Module, sizes: Mapping[str, int], args: tuple[Any, ...],
         _put(model, name, _resized(before[name], outputs))
     try:
         with torch.no_grad():
-            result = model(*args)
-        while isinstance(result, tuple | list) and result:
+            result: Any = model(*args)
+        while is_sequence(result) and result:
             result = result[0]
         if isinstance(result, torch.Tensor) and result.shape[1:] == (classes,):
             return True
@@ -81,8 +83,7 @@ def _resized(module: nn.Module, outputs: int) -> nn.Module:
     """
     old: Any = module
     bias = old.bias is not None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+    with seeded_rng(SEED):
         if isinstance(module, nn.Linear):
             new: nn.Module = nn.Linear(module.in_features, outputs, bias)
         else:

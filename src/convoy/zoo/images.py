@@ -6,12 +6,13 @@ import io
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
 from convoy.errors import InputError
+from convoy.typed_torch import from_numpy
 from convoy.untrusted import escape_controls, open_file
 from convoy.zoo.example import IMAGENET_MEAN, IMAGENET_STD
 from convoy.zoo.image_size import ImageSize, sides
@@ -87,7 +88,7 @@ def load_images(
         raise InputError(
             "input", [str(p) for p in paths], f"at most {MOST_IMAGES} images", "Give batch to take the first."
         )
-    pixels = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).to(torch.float32).div_(255.0)
+    pixels = from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).to(torch.float32).div_(255.0)
     pixels = pixels.sub_(torch.tensor(mean).view(1, 3, 1, 1)).div_(torch.tensor(std).view(1, 3, 1, 1))
     return pixels.to(kind).contiguous()
 
@@ -195,9 +196,9 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     with open_file(path, MOST_BYTES, "input"):
         pass  # a regular file: the library would wait for the writer of a pipe
     try:
-        with safe_open(path, framework="numpy") as tensors:
+        with cast("Any", safe_open)(path, framework="numpy") as tensors:
             return {name: tensors.get_tensor(name) for name in names if name in tensors.keys()}  # noqa: SIM118
-    except Exception as error:  # the library's own errors, and NumPy's for types that it does not know
+    except Exception as error:  # everything: the library's own errors, and NumPy's for types that it does not know
         expected = f"a whole {path.suffix} file"
         raise InputError("input", str(path), expected, f"Reading it failed: {_first_line(error)}") from error
 

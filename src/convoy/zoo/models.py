@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError, unknown_name
+from convoy.typed_torch import seeded_rng
 from convoy.zoo import weights as checkpoints
 from convoy.zoo.cifar import CIFAR_NETS
 from convoy.zoo.exported import load_program
@@ -78,8 +79,7 @@ def load_model(
     if file is not None and not trust:
         todo = "A Python file is code. Allow it to run, if you trust whoever wrote it: --trust (trust=True)."
         raise InputError("model", name, "a model that needs no code, or trust", todo)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+    with seeded_rng(SEED):
         if file is not None:
             if weights == "DEFAULT" or num_classes is not None:
                 _refuse(
@@ -205,9 +205,8 @@ def _timm_builder(name: str) -> Callable[[int | None], nn.Module]:
         raise unknown_model(name)
 
     def build(num_classes: int | None) -> nn.Module:
-        return timm.create_model(
-            plain, pretrained=False, **({} if num_classes is None else {"num_classes": num_classes})
-        )
+        options: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
+        return timm.create_model(plain, pretrained=False, **options)
 
     return build
 

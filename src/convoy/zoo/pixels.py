@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from convoy.typed_torch import from_numpy
 from convoy.zoo.example import Preprocessing
 from convoy.zoo.image_size import ImageSize, sides
 from convoy.zoo.images import center_crop, decode, images_of_arrays
@@ -183,4 +184,4 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def _stacked(arrays: Sequence[np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous()
+    return from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from convoy.errors import InputError
+from convoy.typed_torch import from_numpy, to_list
 from convoy.untrusted import read_bytes
 from convoy.zoo.image_size import ImageSize, sides
 from convoy.zoo.images import ARRAY_FILES, IMAGE_ARRAYS, extensions, image_files, read_arrays
@@ -83,9 +84,9 @@ def cifar10(source: str, place: str, split: str, size: ImageSize) -> Found:
     wanted = ("train", "test") if split == "all" else (split,)
     if any((folder / name).is_file() for names in CIFAR10_FILES.values() for name in names):
         rows = np.concatenate([_cifar10_rows(folder / name) for part in wanted for name in CIFAR10_FILES[part]])
-        pixels = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy())
+        pixels = from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy())
         images = Pixels(pixels) if sides(size) == (32, 32) else Resized(pixels, size)
-        return Found(images, torch.from_numpy(rows[:, 0].astype(np.int64)), CIFAR10_CLASSES, CIFAR10_NAMES)
+        return Found(images, from_numpy(rows[:, 0].astype(np.int64)), CIFAR10_CLASSES, CIFAR10_NAMES)
     if split == "all":
         raise InputError("split", split, "train or test with a folder of two .safetensors files")
     return _of_cifar10_file(_cifar10_file(source, folder, split), "all", size)
@@ -140,7 +141,7 @@ def _of_arrays(path: Path, split: str, size: ImageSize) -> Found:
     whole = count > 0 and labels.shape == (count,) and np.issubdtype(labels.dtype, np.integer)
     if not whole or labels.min() < 0 or labels.max() > MOST_CLASSES:
         raise InputError("data", str(path), f"labels: an integer of at least 0 for each of its {count} images")
-    own = torch.from_numpy(labels.astype(np.int64))
+    own = from_numpy(labels.astype(np.int64))
     chosen = _part_of(own, split)
     return Found(Arrays(arrays, path, chosen, size), own[chosen], int(own.max()) + 1)
 
@@ -208,7 +209,8 @@ def places(labels: torch.Tensor) -> list[int]:
     """The how-manieth of its class each image is, from 0."""
     seen: dict[int, int] = {}
     places: list[int] = []
-    for label in labels.tolist():
+    label: int
+    for label in to_list(labels):
         places.append(seen.get(label, 0))
         seen[label] = places[-1] + 1
     return places

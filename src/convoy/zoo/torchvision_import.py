@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from functools import cache
 from types import ModuleType
+from typing import Any, cast
 
 import torch
 
@@ -37,8 +38,14 @@ def import_torchvision() -> ModuleType:
         if "torchvision::nms does not exist" not in str(error):
             raise
     for schema in _SCHEMAS:
-        _LIBRARY.define(schema)
+        cast("Any", _LIBRARY).define(schema)
     return importlib.import_module("torchvision")
+
+
+def torchvision_weights(name: str) -> Any:
+    """Torchvision's enumeration of the weights of a model, whose member `DEFAULT` is the best; raises ValueError if unknown."""
+    import_torchvision()
+    return cast("Any", importlib.import_module("torchvision.models")).get_model_weights(name)
 
 
 _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")

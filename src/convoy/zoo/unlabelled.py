@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from convoy.errors import InputError
+from convoy.typed_torch import from_numpy
 from convoy.zoo.datasets import Dataset
 from convoy.zoo.example import Preprocessing
 from convoy.zoo.images import (
@@ -41,7 +42,7 @@ def unlabelled(paths: Sequence[Path], preprocessing: Preprocessing) -> Dataset:
         found = [center_crop(image, preprocessing.size) for image in images_of_arrays(arrays, paths[0])]
         if not found:
             raise InputError("input", str(paths[0]), "at least one image")
-        images = Pixels(torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).contiguous())
+        images = Pixels(from_numpy(np.stack(found)).permute(0, 3, 1, 2).contiguous())
     else:
         files = tuple(file for path in paths for file in _files(path))
         images = Files(files, preprocessing.size)

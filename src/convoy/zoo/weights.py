@@ -6,17 +6,20 @@ import io
 import logging
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from convoy.errors import InputError
+from convoy.narrowing import is_dict
+from convoy.typed_torch import load_safetensors
 from convoy.untrusted import escape_controls, open_file
 from convoy.zoo.checksummed_file import CHECKPOINT_FORMAT, read_checksummed, read_metadata
-from convoy.zoo.torchvision_import import import_torchvision
+from convoy.zoo.torchvision_import import import_torchvision, torchvision_weights
 
 MOST_BYTES = 64 << 30
 """Of a file of weights."""
@@ -26,8 +29,6 @@ _NO_DOWNLOAD = "weights that can be downloaded or are in the cache already"
 
 def read(file: Path) -> dict[str, torch.Tensor]:
     """The tensors of a .safetensors file, or of the model in a checkpoint of `convoy train`, by name; InputError for others."""
-    from safetensors.torch import load_file
-
     is_checkpoint = _is_checkpoint(file)
     if file.suffix != ".safetensors" and not is_checkpoint:
         expected = "DEFAULT, a .safetensors file, or a checkpoint of convoy train"
@@ -39,8 +40,10 @@ def read(file: Path) -> dict[str, torch.Tensor]:
     if is_checkpoint:
         return _model_of_checkpoint(file)
     try:
-        return load_file(file)
-    except Exception as error:  # the library's own errors, and torch's for types and shapes that it does not know
+        return load_safetensors(file)
+    except (
+        Exception
+    ) as error:  # everything: the library's own errors, and torch's for types and shapes that it does not know
         said = escape_controls(f"Reading it failed: {_first_line(error)}")[:300]
         raise InputError("weights", str(file), "a whole .safetensors file", said) from error
 
@@ -63,8 +66,8 @@ def _is_checkpoint(file: Path) -> bool:
 
 def _model_of_checkpoint(file: Path) -> dict[str, torch.Tensor]:
     state = read_checksummed(file, CHECKPOINT_FORMAT, "weights", most_bytes=MOST_BYTES)
-    model = state.get("model") if isinstance(state, dict) else None
-    if not isinstance(model, dict):
+    model = state.get("model") if is_dict(state) else None
+    if not is_dict(model):
         raise InputError("weights", str(file), "a checkpoint with a model in it")
     return {name: tensor for name, tensor in model.items() if isinstance(tensor, torch.Tensor)}
 
@@ -102,14 +105,14 @@ def torchvision_default(name: str) -> nn.Module:
 
     The file is read once by torch's restricted unpickler before torchvision reads it: weights are data.
     """
-    from torchvision.models import get_model, get_model_weights
+    from torchvision.models import get_model
 
     import_torchvision()
     try:
-        default = get_model_weights(name).DEFAULT
+        default = torchvision_weights(name).DEFAULT
     except (AttributeError, ValueError) as error:
         raise InputError("weights", "DEFAULT", f"weights that torchvision has for {name}") from error
-    options = {"aux_logits": False} if name == "inception_v3" else {}
+    options: dict[str, Any] = {"aux_logits": False} if name == "inception_v3" else {}
     try:
         with redirect_stdout(io.StringIO()):  # torch.hub prints the address, which an error names too
             default.get_state_dict(progress=False, check_hash=True, weights_only=True)
@@ -123,10 +126,8 @@ def class_names_of(model: str, weights: str | Path | None) -> tuple[str, ...]:
     if weights != "DEFAULT":
         return ()
     import_torchvision()
-    from torchvision.models import get_model_weights
-
     try:
-        return tuple(get_model_weights(model).DEFAULT.meta.get("categories", ()))
+        return tuple(torchvision_weights(model).DEFAULT.meta.get("categories", ()))
     except (AttributeError, ValueError):
         return ()
 
@@ -147,7 +148,7 @@ def timm_default(name: str) -> nn.Module:
 
 
 @contextmanager
-def _offline_when_unreachable() -> Iterator[None]:
+def _offline_when_unreachable() -> Generator[None]:
     """Without a network, look in the hub's cache alone: its client would retry for 45 s and print a dozen warnings first."""
     from huggingface_hub import constants
 

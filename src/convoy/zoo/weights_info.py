@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from convoy.errors import InputError
+from convoy.narrowing import is_dict, is_list
 from convoy.untrusted import parse_json
 from convoy.zoo.checksummed_file import CHECKPOINT_FORMAT, MOST_HEADER_BYTES, read_metadata, read_values
 from convoy.zoo.data_identity import data_tokens
@@ -97,7 +98,7 @@ def _classes(text: str) -> tuple[str, ...]:
     if not text:
         return ()
     names = parse_json(text, "classes")
-    if not isinstance(names, list) or not 0 < len(names) <= MOST_CLASSES:
+    if not is_list(names) or not 0 < len(names) <= MOST_CLASSES:
         raise ValueError("the class names are no list of names")
     if not all(isinstance(name, str) and 0 < len(name) <= LONGEST_NAME for name in names):
         raise ValueError(f"a class name is no text of at most {LONGEST_NAME} characters")
@@ -126,5 +127,5 @@ def _words(path: Path) -> dict[str, str]:
         about = state.get("about", {})
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    whole = isinstance(about, dict) and all(isinstance(word, str) for pair in about.items() for word in pair)
+    whole = is_dict(about) and all(isinstance(word, str) for pair in about.items() for word in pair)
     return about if whole and sum(map(len, about.values())) <= MOST_HEADER_BYTES else {}

@@ -7,10 +7,11 @@ functions, and computes the value for given symbols; nothing else is an expressi
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 from convoy.zoo.pt2.refusal import RefusedError, shown
 
@@ -118,47 +119,87 @@ def _modular(base: Fraction, divisor: Fraction, modulus: Fraction) -> Fraction:
     return _mod(_floor(base, divisor), modulus)
 
 
-_FUNCTIONS: Final[dict[str, tuple[int, int, Callable[..., Value]]]] = {
+def _sum(*values: Fraction) -> Fraction:
+    return sum(values, Fraction(0))
+
+
+def _quotient(a: Fraction, b: Fraction) -> Fraction:
+    return a / b
+
+
+def _ceiling_of_quotient(a: Fraction, b: Fraction) -> Fraction:
+    return Fraction(-(-a // b))
+
+
+def _largest(*values: Fraction) -> Fraction:
+    return max(values)
+
+
+def _smallest(*values: Fraction) -> Fraction:
+    return min(values)
+
+
+def _floor_of(a: Fraction) -> Fraction:
+    return Fraction(math.floor(a))
+
+
+def _ceiling_of(a: Fraction) -> Fraction:
+    return Fraction(math.ceil(a))
+
+
+def _truncated(a: Fraction) -> Fraction:
+    return Fraction(math.trunc(a))
+
+
+def _all(*values: bool) -> bool:
+    return all(values)
+
+
+def _any(*values: bool) -> bool:
+    return any(values)
+
+
+_FUNCTIONS: Final[dict[str, tuple[int, int, Callable[..., Any]]]] = {
     "Integer": (1, 1, Fraction),
     "Rational": (2, 2, Fraction),
     "Identity": (1, 1, Fraction),
-    "Add": (1, 10_000, lambda *a: sum(a, Fraction(0))),
+    "Add": (1, 10_000, _sum),
     "Mul": (1, 10_000, _product),
     "Pow": (2, 2, _power),
     "PowByNatural": (2, 2, _power),
     "FloorDiv": (2, 2, _floor),
     "CleanDiv": (2, 2, _floor),
-    "IntTrueDiv": (2, 2, lambda a, b: a / b),
-    "CeilDiv": (2, 2, lambda a, b: Fraction(-(-a // b))),
+    "IntTrueDiv": (2, 2, _quotient),
+    "CeilDiv": (2, 2, _ceiling_of_quotient),
     "Mod": (2, 2, _mod),
     "PythonMod": (2, 2, _mod),
     "ModularIndexing": (3, 3, _modular),
-    "Max": (1, 10_000, lambda *a: max(a)),
-    "max": (1, 10_000, lambda *a: max(a)),
-    "Min": (1, 10_000, lambda *a: min(a)),
-    "min": (1, 10_000, lambda *a: min(a)),
+    "Max": (1, 10_000, _largest),
+    "max": (1, 10_000, _largest),
+    "Min": (1, 10_000, _smallest),
+    "min": (1, 10_000, _smallest),
     "Abs": (1, 1, abs),
-    "floor": (1, 1, lambda a: Fraction(math.floor(a))),
-    "ceiling": (1, 1, lambda a: Fraction(math.ceil(a))),
-    "FloorToInt": (1, 1, lambda a: Fraction(math.floor(a))),
-    "CeilToInt": (1, 1, lambda a: Fraction(math.ceil(a))),
-    "TruncToInt": (1, 1, lambda a: Fraction(math.trunc(a))),
+    "floor": (1, 1, _floor_of),
+    "ceiling": (1, 1, _ceiling_of),
+    "FloorToInt": (1, 1, _floor_of),
+    "CeilToInt": (1, 1, _ceiling_of),
+    "TruncToInt": (1, 1, _truncated),
     "ToFloat": (1, 1, Fraction),
-    "Eq": (2, 2, lambda a, b: a == b),
-    "Ne": (2, 2, lambda a, b: a != b),
-    "Lt": (2, 2, lambda a, b: a < b),
-    "Le": (2, 2, lambda a, b: a <= b),
-    "Gt": (2, 2, lambda a, b: a > b),
-    "Ge": (2, 2, lambda a, b: a >= b),
-    "Equality": (2, 2, lambda a, b: a == b),
-    "Unequality": (2, 2, lambda a, b: a != b),
-    "StrictLessThan": (2, 2, lambda a, b: a < b),
-    "LessThan": (2, 2, lambda a, b: a <= b),
-    "StrictGreaterThan": (2, 2, lambda a, b: a > b),
-    "GreaterThan": (2, 2, lambda a, b: a >= b),
-    "And": (1, 10_000, lambda *a: all(a)),
-    "Or": (1, 10_000, lambda *a: any(a)),
-    "Not": (1, 1, lambda a: not a),
+    "Eq": (2, 2, operator.eq),
+    "Ne": (2, 2, operator.ne),
+    "Lt": (2, 2, operator.lt),
+    "Le": (2, 2, operator.le),
+    "Gt": (2, 2, operator.gt),
+    "Ge": (2, 2, operator.ge),
+    "Equality": (2, 2, operator.eq),
+    "Unequality": (2, 2, operator.ne),
+    "StrictLessThan": (2, 2, operator.lt),
+    "LessThan": (2, 2, operator.le),
+    "StrictGreaterThan": (2, 2, operator.gt),
+    "GreaterThan": (2, 2, operator.ge),
+    "And": (1, 10_000, _all),
+    "Or": (1, 10_000, _any),
+    "Not": (1, 1, operator.not_),
 }
 """Fewest and most arguments, and the function; the names that `sympy.srepr` and torch's own functions have."""
 

@@ -39,7 +39,7 @@ def read_json(data: bytes, name: str) -> Any:
 def _hints(kind: type) -> dict[str, Any]:
     from torch._export.serde import schema
 
-    return typing.get_type_hints(kind, globalns=vars(schema))
+    return typing.get_type_hints(kind, globalns=dict(vars(schema)))
 
 
 Rule = Callable[[Any, str], Any]
@@ -109,7 +109,7 @@ def _fields(kind: type) -> tuple[frozenset[str], frozenset[str], bool]:
 
 
 def _plain(kind: Any, value: Any, where: str) -> Any:
-    if isinstance(kind, type) and issubclass(kind, enum.IntEnum):
+    if isinstance(kind, enum.EnumType) and issubclass(kind, enum.IntEnum):
         if type(value) is not int or value not in list(kind):
             raise RefusedError(f"Its {where} is {shown(value)}, which is none of {kind.__name__}.", is_code=False)
         return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -83,6 +83,9 @@ def check_operator(target: str) -> None:
         raise RefusedError(f"It calls {shown(target)}, which is no operator on tensors that Convoy knows.")
 
 
+_PACKET: Final = cast("type[Any]", torch._ops.OpOverloadPacket)
+
+
 @cache
 def is_allowed(target: str) -> bool:
     """Whether a target names an operator that takes and gives values alone."""
@@ -93,8 +96,8 @@ def is_allowed(target: str) -> bool:
         from convoy.zoo.torchvision_import import import_torchvision
 
         import_torchvision()
-    packet = getattr(getattr(torch.ops, found[1]), found[2], None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket) or found[3] not in packet.overloads():
+    packet = cast("Any", getattr(getattr(torch.ops, found[1]), found[2], None))
+    if not isinstance(packet, _PACKET) or found[3] not in packet.overloads():
         return False
     schema = getattr(packet, found[3])._schema
     arguments = [(a.name, str(a.type)) for a in schema.arguments]

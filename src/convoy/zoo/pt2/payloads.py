@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from convoy.zoo.pt2.archive import Archive
 from convoy.zoo.pt2.fields import checked, read_json
-from convoy.zoo.pt2.program import check_path, device, tensor_meta
+from convoy.zoo.pt2.program_rules import check_path, device, tensor_meta
 from convoy.zoo.pt2.refusal import RefusedError, shown
 
 ITEM_BYTES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 2, 7: 4, 8: 8, 9: 4, 10: 8, 11: 16, 12: 1, 13: 2, 28: 2} | {

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from convoy.narrowing import is_dict, is_list, is_tuple
 from convoy.zoo.pt2.archive import Archive
 from convoy.zoo.pt2.refusal import RefusedError, shown
 
@@ -72,19 +73,17 @@ def read_sample_inputs(data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]] | 
     if archive.get("byteorder", b"little") != b"little":
         raise RefusedError("Its example inputs were written on a big-endian machine.", is_code=False)
     found = _Reader(archive).read()
-    if not (
-        isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], tuple) and isinstance(found[1], dict)
-    ):
+    if not (is_tuple(found) and len(found) == 2 and is_tuple(found[0]) and is_dict(found[1])):
         raise RefusedError("Its example inputs are no arguments.", is_code=False)
     _count([found])
-    return found
+    return found[0], found[1]
 
 
 def _count(level: list[Any]) -> None:
     """Refuse values that hold one another, or the same one so often that walking over them has no end."""
     total = 0
     for _ in range(32):
-        level = [v for item in level for v in (item.values() if isinstance(item, dict) else item)]
+        level = [value for item in level for value in (item.values() if is_dict(item) else item)]
         total += len(level)
         level = [item for item in level if isinstance(item, (tuple, list, dict))]
         if not level:
@@ -98,7 +97,9 @@ class _Reader:
     """A stack machine for the instructions that are allowed."""
 
     def __init__(self, archive: Archive) -> None:
-        self.archive, self.stack, self.memo = archive, [], {}
+        self.archive = archive
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
         self.storages: dict[str, _Storage] = {}
 
     def read(self) -> Any:
@@ -114,7 +115,7 @@ class _Reader:
             (found,) = self.stack
         except RefusedError:
             raise
-        except Exception as error:  # damaged instructions: an empty stack, a wrong type, bad bytes
+        except Exception as error:  # everything: damaged instructions find an empty stack, a wrong type, bad bytes
             raise RefusedError(f"Its example inputs are damaged: {shown(str(error))}.", is_code=False) from error
         return found
 
@@ -150,13 +151,13 @@ class _Reader:
 
     def append(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        if type(target) is not list:
-            raise ValueError("a value appended to what is no list")
+        if not is_list(target):
+            raise ValueError("a value appended to something that is no list")
         target.extend(items)
 
     def set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        if not isinstance(target, dict) or len(items) % 2 or not all(isinstance(k, (str, int)) for k in items[::2]):
+        if not is_dict(target) or len(items) % 2 or not all(isinstance(k, (str, int)) for k in items[::2]):
             raise ValueError("a key that is no text or number")
         target.update(zip(items[::2], items[1::2], strict=True))
 
@@ -170,7 +171,7 @@ class _Reader:
 
     def call(self) -> None:
         arguments, name = self.stack.pop(), self.stack.pop()
-        if not isinstance(name, _Name) or not isinstance(arguments, tuple):
+        if not isinstance(name, _Name) or not is_tuple(arguments):
             raise RefusedError(f"Its example inputs call {shown(name)}.")
         if name == _ORDERED and not arguments:
             self.stack.append({})
@@ -181,7 +182,7 @@ class _Reader:
             self.call()
         elif name == _PARAMETER:
             self.stack.append(arguments[0])
-        elif name in _SETS and len(arguments) == 1 and isinstance(arguments[0], list):
+        elif name in _SETS and len(arguments) == 1 and is_list(arguments[0]):
             self.stack.append(tuple(arguments[0]))
         elif name == _DEVICE and arguments in (("cpu",), ("cuda",), *(("cuda", i) for i in range(16))):
             self.stack.append(torch.device(*arguments))

@@ -114,7 +114,7 @@ def say_result(found: Sequence[Classified], timed: tuple[Latency, Latency], sour
         rows.append((name, *accuracy, *times))
     heads = ("", "accuracy", "right", "ms a call", "+-", "speed-up")
     shown = [(head, index) for index, head in enumerate(heads) if labelled or head not in ("accuracy", "right")]
-    say(f"{len(found):,} images of {source}, {batch} in a call")
+    say(f"{len(found):,} image{'s' if len(found) != 1 else ''} of {source}, {batch} in a call")
     columns = [index for _, index in shown]
     print_table([head for head, _ in shown], [[row[i] for i in columns] for row in rows], numbers=range(1, len(shown)))
     same = sum(image.stock == image.convoy for image in found)

@@ -57,11 +57,12 @@ def compare(
 
     from convoy.compare.case import Case
     from convoy.compare.limits import Limits
+    from convoy.zoo import read_info
 
     first = Case(
         model=model,
         weights=weights or "",
-        size=options.image_size(size) or 0,
+        size=options.image_size(size) or read_info(weights).size or 0,
         dtype=dtype,
         mode="training" if train else "inference",
         device=options.pick_target(device, dtype).device,

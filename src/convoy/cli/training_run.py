@@ -100,6 +100,8 @@ def run(
             for text in (told_of(opened.training, opened.test), opened.head, start_line(start, recipe)):
                 if text:
                     tell(text)
+            if first and outputs.weights is None and recipe.checkpoint is None:
+                bar.tell("the trained weights are not kept: give --out FILE.safetensors, or --checkpoint FILE")
 
         epochs = fit(
             trained, shard, recipe, settings=settings, test=opened.test, observer=bar, on_plan=keep,
@@ -112,8 +114,6 @@ def run(
         if outputs.weights is not None and first:
             save(module, outputs.weights, opened, accuracy)
             tell(f"weights: {outputs.weights}")
-        elif recipe.checkpoint is None and first:
-            tell("nothing is written: give --out FILE.safetensors, or --checkpoint")
 
 
 def ignore(text: str) -> None:

@@ -129,7 +129,7 @@ def of_path(path: Path, split: str, size: ImageSize) -> Found:
     if path.suffix in ARRAY_FILES:
         return _of_arrays(path, split, size)
     expected = "synthetic, cifar10, cifar10:PATH, a folder of class folders, or an .npz or .safetensors file"
-    raise InputError("data", str(path), expected)
+    raise InputError("data", str(path), expected, "" if path.exists() else "There is no such file or folder.")
 
 
 def _of_arrays(path: Path, split: str, size: ImageSize) -> Found:

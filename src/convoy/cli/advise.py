@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from convoy.cli import options
+from convoy.cli import kept, options
 from convoy.cli.output import say
 from convoy.errors import InputError
 
@@ -54,6 +54,7 @@ def run(
     from convoy.pipeline.measure_net import make_runner
 
     target = detect_target(where)
+    kept.measurements()
     with Bar() as bar, options.fitting(module, args), Database.open(settings.db) as database:
         captured = capture_inference(module, args)
         runner = make_runner(target, settings)

@@ -108,7 +108,8 @@ def run() -> int:
     except SystemExit as end:  # typer turns a KeyboardInterrupt into the code of one, and says nothing
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except typer.Abort:
-        say("convoy: not confirmed; nothing was changed", err=True)
+        if not interrupt.was_interrupted():
+            say("convoy: not confirmed; nothing was changed", err=True)
         return 1
     except BrokenPipeError:
         return 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from convoy.cli import interrupt, options
+from convoy.cli import interrupt, kept, options
 from convoy.cli.command_options import compare_options as given
 from convoy.cli.output import say
 from convoy.errors import InputError, unknown_name
@@ -76,6 +76,7 @@ def compare(
     memory = parse_bytes(memory_limit, "--memory-limit") if memory_limit else 0
     limits = Limits(timeout_s, memory, rounds, seconds, jobs)
     request = requested(kind, cases, rounds)
+    kept.run_file(path)
     interrupt.unwinds()  # ends the frameworks' processes
     asked = (path, request, limits, again)
     found = _frameworks(cases, names, *asked) if option_names is None else _options(cases, option_names, *asked)

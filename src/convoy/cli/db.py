@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from convoy.cli import options
+from convoy.cli import kept, options
 from convoy.cli.command import Command, CommandGroup
 from convoy.cli.output import say
 from convoy.errors import InputError, unknown_name
@@ -165,6 +165,7 @@ def import_rows(
     """Take in an export, every row checked: the whole file, or nothing where a line is malformed."""
     _check_there(path)
     with _open(db, create=True) as database:
+        kept.database()
         result = database.import_(path, partial=partial)
     _tell(result, path, partial=partial, as_json=as_json)
 
@@ -179,6 +180,7 @@ def merge(
     """Take in another database, every row checked: all of it, or nothing where a row is malformed."""
     _check_there(path)
     with _open(db, create=True) as database:
+        kept.database()
         result = database.merge(path, partial=partial)
     _tell(result, path, partial=partial, as_json=as_json)
 
@@ -240,6 +242,7 @@ def clear(
         what = " and ".join(f"{name} {word}" for name, word in wanted.items() if word) or "everything"
         if not yes:
             typer.confirm(f"Remove {number} rows ({what}) from {database.path}?", abort=True)
+        kept.database()
         say(f"{database.clear(engine=engine, target=target)} rows removed")
 
 

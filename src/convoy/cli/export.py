@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from convoy.cli import interrupt, options
+from convoy.cli import kept, options
 from convoy.cli.command import GOAL, OUTPUT
 from convoy.cli.output import say
 
@@ -44,7 +44,8 @@ def export(
     from convoy.plan import load as load_plan
     from convoy.zoo import preprocessing, read_info
 
-    interrupt.keeps(lambda: "nothing was written")
+    if plan is None:
+        kept.measurements()
 
     options.check_output(output, "--output")
     settings = options.settings_from(effort=effort, time_s=time_s, db=db)

@@ -35,6 +35,10 @@ PATIENCE_S: Final = 10.0
 """How long a raised KeyboardInterrupt may take to end the command."""
 
 MEASURED: Final = "the measurements are kept in the database"
+"""Said by commands that measure candidates."""
+
+NOTHING: Final = "nothing was written"
+"""Said where a command has not said what it keeps."""
 
 FINISHING: Final = "finishing with the best so far (Ctrl-C again ends at once)"
 
@@ -48,7 +52,7 @@ class _State:
         self.process = os.getpid()
         self.interrupted = self.told = False
         self.unwinds = False
-        self.kept: Callable[[], str] = lambda: MEASURED
+        self.kept: Callable[[], str] = lambda: NOTHING
         self.stops: Callable[[], bool] = lambda: False
         self.cleanups: list[Callable[[], object]] = []
 
@@ -133,8 +137,8 @@ def tell() -> None:
     _state.told = True
     try:
         words = _state.kept()
-    except Exception:  # a file that cannot be read any more: the rest of the line is true
-        words = MEASURED
+    except Exception as error:  # a file that cannot be read any more
+        words = f"what was kept cannot be read: {error}"
     # Not by sys.stderr: its lock may be held by the very code that was interrupted.
     with contextlib.suppress(OSError):
         os.write(2, f"convoy: interrupted; {words}\n".encode(errors="backslashreplace"))

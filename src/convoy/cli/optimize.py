@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convoy.cli import interrupt, options
+from convoy.cli import interrupt, kept, options
 from convoy.cli.command_options import optimize_options as given
 from convoy.deadline import Deadline
 from convoy.errors import InputError
@@ -97,6 +97,7 @@ def _tune(
     from convoy.cli.progress import Bar
     from convoy.pipeline import optimize_model
 
+    kept.measurements()
     with Bar() as bar, interrupt.stopped_by(deadline.request_stop):
         if train:
             return options.train(module, args, name, settings, bar, amp, deadline)

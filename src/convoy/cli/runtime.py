@@ -11,7 +11,9 @@ from convoy.cli.output import say
 
 
 def runtime(
-    folder: Annotated[Path, typer.Argument(help="Folder for convoy.h, the sources and libconvoy.so.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder for convoy.h, the sources and libconvoy.so.")
+    ],
 ) -> None:
     """Write and compile libconvoy, the C runtime of packages that were exported with --portable, into FOLDER."""
     from convoy.package.runtime_library import write_runtime

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from convoy.cli import interrupt, options
+from convoy.cli import interrupt, kept, options
 from convoy.cli.command_options import scale_options as given
 from convoy.cli.compare import file_word
 from convoy.cli.output import say
@@ -64,6 +64,7 @@ def scale(
     from convoy.compare.runs.device_lock import claim
     from convoy.measurement import detect_target
 
+    kept.run_file(path)
     interrupt.unwinds()  # ends torchrun
     with claim(detect_target(where), options.tell, count=max(request.gpus)) as notes:
         _measure(request, _start(request, path, notes, again=again), path, report, notes)

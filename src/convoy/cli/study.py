@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convoy.cli import interrupt, options
+from convoy.cli import interrupt, kept, options
 from convoy.cli.command_options import study_options as given
 from convoy.errors import InputError, unknown_name
 
@@ -93,6 +93,7 @@ def _measure(asked: _Asked, nets: Sequence[str], batch: int | None, *, trust: bo
     from convoy.perfdb import Database
 
     target, settings = asked.target, asked.settings
+    kept.run_file(asked.output)
     interrupt.unwinds()  # writes the run file
     with claim(target, options.tell) as notes, Database.open(settings.db) as database:
         for note in database.warnings:

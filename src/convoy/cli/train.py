@@ -9,6 +9,7 @@ from pathlib import Path
 from convoy.cli import interrupt, options
 from convoy.cli.command_options import train_options as given
 from convoy.cli.head import check_choice
+from convoy.cli.kept import identity
 from convoy.cli.labelled_data import LARGEST_BATCH
 from convoy.cli.training_run import USUAL_LR, GivenOptions, Outputs, Source, processes, run
 from convoy.errors import InputError
@@ -99,12 +100,12 @@ def _interruptible(checkpoint: Path | None, *, resume: bool) -> Generator[None]:
         interrupt.keeps(lambda: f"nothing of this training is kept (see --checkpoint); {interrupt.MEASURED}")
         yield
         return
-    another = None if resume else _identity(checkpoint)
+    another = None if resume else identity(checkpoint)
 
     def kept() -> str:
         from convoy.training.trainer.checkpoint import read_position
 
-        there = _identity(checkpoint)
+        there = identity(checkpoint)
         if there is None or there == another:
             return f"this training has not written {checkpoint} yet"
         position = read_position(checkpoint)
@@ -119,12 +120,3 @@ def _interruptible(checkpoint: Path | None, *, resume: bool) -> Generator[None]:
     interrupt.keeps(kept)
     with interrupt.cleaned_up(remove):
         yield
-
-
-def _identity(file: Path) -> tuple[int, int] | None:
-    """Another one for each file that takes this one's place; None where there is none."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns

@@ -209,7 +209,7 @@ def _tell(result: ImportResult, path: Path, *, partial: bool, as_json: bool) -> 
         )
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, short_help="Remove measurements, or compiled code.")
 def clear(
     db: options.Db = None,
     engine: Annotated[str, typer.Option("--engine", help="Only rows of this engine, by its id.")] = "",

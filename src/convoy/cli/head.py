@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ CHOICES = ("fit", "keep")
 def check_choice(head: str | None) -> None:
     """Refuse a word that `--head` does not know."""
     if head is not None and head not in CHOICES:
-        raise InputError("--head", head, "fit or keep")
+        raise unknown_name("--head", head, CHOICES)
 
 
 def fitted(

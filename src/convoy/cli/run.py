@@ -10,7 +10,7 @@ from convoy.cli import interrupt, options
 from convoy.cli.command_options import run_options as given
 from convoy.cli.output import say
 from convoy.cli.run_package import run_package
-from convoy.errors import InputError
+from convoy.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +53,8 @@ def run(
     from convoy.plan import load as load_plan
 
     check_words(images, data, split, limit)
+    if batch is not None and batch < 1:
+        raise InputError("--batch", batch, "an integer of at least 1")
     saved = load_plan(plan)  # refuse a bad plan before the model is loaded
     spec = image_of(saved)
     kind = dtype or (spec.dtype if spec is not None else "fp32")
@@ -84,7 +86,7 @@ def check_words(images: list[Path] | None, data: str | None, split: str | None, 
         if value is not None and data is None:
             raise InputError(name, value, "nothing without --data")
     if split not in (None, "train", "test", "all"):
-        raise InputError("--split", split, "test, train or all")
+        raise unknown_name("--split", split, ("test", "train", "all"))
 
 
 def image_of(plan: Plan) -> TensorSpec | None:

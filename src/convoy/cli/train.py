@@ -46,6 +46,7 @@ def train(
     output: given.Out = None,
 ) -> None:
     """Train MODEL on labelled images: loss, accuracy and images a second of each epoch. Under torchrun: on all its GPUs."""
+    from convoy.plan import load as load_plan
     from convoy.prune import check_weights_path
     from convoy.training.trainer.recipe import TrainingRecipe, with_amp
 
@@ -68,6 +69,8 @@ def train(
     settings = options.settings_from(effort=effort, numerics=numerics, time_s=time_s, db=db)
     check_choice(head)
     options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan, "--out": output})
+    if plan is not None:
+        load_plan(plan)  # refuse a bad plan before the model is loaded
     if output is not None:
         check_weights_path(output)
         check_readable_again(model, output)

@@ -61,6 +61,8 @@ class TrainingRecipe:
         for name in ("momentum", "weight_decay"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(name, getattr(self, name), "a number of at least 0")
+        if self.clip_grad_norm is not None and not 0 < self.clip_grad_norm < float("inf"):
+            raise InputError("clip_grad_norm", self.clip_grad_norm, "a positive number, or None")
         if self.checkpoint is None and (self.resume or self.every):
             raise InputError("checkpoint", None, "a file, with resume or checkpoint-every")
 

@@ -15,7 +15,7 @@ from convoy.cli.output import say
 def export(
     model: options.Model,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The package to write, such as net.convoy.", rich_help_panel=OUTPUT)
+        Path, typer.Option("--out", "-o", help="The package to write, such as net.convoy.", rich_help_panel=OUTPUT)
     ],
     plan: Annotated[
         Path | None,
@@ -47,7 +47,7 @@ def export(
     if plan is None:
         kept.measurements()
 
-    options.check_output(output, "--output")
+    options.check_output(output, "--out")
     settings = options.settings_from(effort=effort, time_s=time_s, db=db)
     found = None if plan is None else load_plan(plan)  # refuse a bad plan before the model is loaded
     module = options.load(model, weights, dtype, "cpu", trust=trust)

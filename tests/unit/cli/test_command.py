@@ -30,7 +30,9 @@ def test_a_command_with_many_options_groups_them(name: str) -> None:
     groups = {p.rich_help_panel for p in command.params if p.param_type_name == "option"}
     assert groups <= set(GROUPS)
     assert len(groups) > 2
-    words = {"study": [], "run": ["alexnet", "--plan", "net.plan.json"]}.get(name, ["alexnet"])
+    words = {"study": [], "run": ["alexnet", "--plan", "net.plan.json"], "export": ["alexnet", "-o", "net.convoy"]}.get(
+        name, ["alexnet"]
+    )
     with command.make_context(name, words) as context:
         lines = command.get_help(context).splitlines()
     headings = [line.removesuffix(":") for line in lines if line.removesuffix(":") in GROUPS]

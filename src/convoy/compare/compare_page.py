@@ -154,9 +154,9 @@ def _kinds(rows: Sequence[Row]) -> Section | None:
         text = ", ".join(f"{kind} {mark}{times[kind]:.2f}" for kind in KINDS if kind in times)
         lines.append((Cell(row.provider), Cell("", sums[row.provider], bar=tuple(parts)), Cell(text)))
     table = Table(("framework", "time by layer kind", "ms"), tuple(lines), page_only=(1,))
-    about = "As each framework's own profiler tells it, which costs time itself; Convoy's layers were timed one by one."
+    about = "As each framework's own profiler tells it, which costs time itself; Convoy's are sums of its layers' single times."
     if any(map(has_predicted_layers, known)):
-        about += f" {PREDICTED} marks sums with predicted times in them."
+        about += f" {PREDICTED} marks sums with predicted times in them, which were not measured."
     return Section(f"Time by layer kind: {known[0].label()}", (about,), (table,), legend=KINDS)
 
 

@@ -124,7 +124,7 @@ def prediction_notes(found: SearchResult) -> list[str]:
     if not found.predicted:
         return [f"{CUT} {found.cut}", *notes] if found.cut else notes
     if found.cut:
-        why, remedy = f"{CUT} {found.cut}", "give it more time (`--time-s`)"
+        why, remedy = f"{CUT} {found.cut}", "give it more time (`--time`)"
     elif found.baseline_out_of_memory:
         why, remedy = f"PyTorch ran out of memory on {found.baseline_out_of_memory} of them", "tune a smaller batch"
     else:

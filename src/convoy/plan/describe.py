@@ -70,8 +70,12 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as lines of aligned columns."""
     widths = [min(_WIDEST, max(len(row[i]) for row in rows)) for i in range(len(rows[0]))]
     return [
-        "  ".join(cell[:_WIDEST].ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(_cut(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST else text[: _WIDEST - len(CUT)] + CUT
 
 
 def sum_text(total_us: float, bound_us: float, *, predicted: bool) -> str:

@@ -88,7 +88,7 @@ def test_a_search_without_enough_time_names_another_remedy() -> None:
     rows = {"a": (), "b": ()}
     cut = prediction_notes(SearchResult(rows=rows, predicted=1, cut="after 3 s, with 1 of 6 stages of the search done"))
     assert cut[0].startswith(NOTHING_KNOWN)
-    assert "--time-s" in cut[0]
+    assert "--time" in cut[0]
     some = prediction_notes(SearchResult(rows=rows, predicted=1, predicted_from=9))
     assert len(some) == 1
     assert "predicted from 9 measurements" in some[0]

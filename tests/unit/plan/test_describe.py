@@ -44,6 +44,9 @@ def test_a_name_that_the_table_has_cut_is_understood() -> None:
     long = dataclasses.replace(MERGED, nodes=tuple(LONG.split("+")))
     plan = dataclasses.replace(MEASURED, steps=(STEPS[0], long))
     assert LONG in plans.explain(plan, LONG[:41] + CUT)
+    printed = plans.explain(plan).splitlines()[-2].split()[0]  # before the note
+    assert printed.endswith(CUT)
+    assert LONG in plans.explain(plan, printed)
     for wrong in (CUT, "conv9" + CUT, LONG[:40]):
         with pytest.raises(InputError, match=r"layer1\.0\.conv1\+"):
             plans.explain(plan, wrong)

@@ -49,10 +49,11 @@ def reader() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def two_plans(names: dict[str, Any]) -> None:
+def plans_and_package(names: dict[str, Any]) -> None:
     fast = convoy.optimize(names["model"].eval(), (names["x"],))
     fast.tune((names["x"][:1],))
     assert len(fast.save("net.plan.json")) == 2
+    convoy.export(fast, "resnet50.convoy")
 
 
 def cifar10(names: dict[str, Any]) -> None:
@@ -67,7 +68,7 @@ def cifar10(names: dict[str, Any]) -> None:
 
 BEFORE: dict[str, Callable[[dict[str, Any]], None]] = {
     "docs/getting-started.md": lambda _: import_torchvision(),  # its wheel may be for another build of PyTorch
-    "docs/how-to/deploy.md": two_plans,
+    "docs/how-to/deploy.md": plans_and_package,
     "docs/how-to/datasets.md": cifar10,
 }
 """What a page's text asks for before its blocks."""

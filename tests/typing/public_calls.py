@@ -87,6 +87,7 @@ def inference(folder: Path) -> OptimizedModule:
     fast.refresh()
     fast.tune((image[:1], depth[:1]), {"scale": 0.5})
     fast.tune(kwargs={"image": image, "depth": depth})
+    fast.improve(0.01, kwargs={"depth": depth, "image": image, "scale": 0.5})
     assert_type(fast.plan.model, str)
     assert len(fast.plans) == 3
     assert result.shape == (2, 4, 6, 6)
@@ -103,6 +104,26 @@ def inference(folder: Path) -> OptimizedModule:
     assert_type(several, OptimizedModule)
     assert_type(named, OptimizedModule)
     return fast
+
+
+def packages(folder: Path) -> torch.Tensor:
+    """Export, open, call."""
+    settings = Settings(effort="none", only_engines=("aten",), db=folder / "perf.db")
+    model = nn.Conv2d(3, 4, 3).eval()
+    x = torch.randn(1, 3, 8, 8)
+    path = convoy.export(model, folder / "net.convoy", (x,), settings=settings, name="net")
+    assert_type(path, Path)
+    try:
+        net = convoy.open(path, trust=False)
+    except convoy.PackageError as error:
+        raise SystemExit(error.expected) from error
+    assert_type(net, convoy.PackagedModule)
+    assert_type(net.model, str)
+    assert_type(net.example_inputs(), tuple[torch.Tensor, ...])
+    assert len(net.inputs) == len(net.outputs) == 1
+    assert net.plan.model == "net"
+    result: torch.Tensor = net(x)
+    return result
 
 
 def training(folder: Path) -> TrainingStep:

@@ -38,6 +38,7 @@ def test_the_script_runs(script: ModuleType, tmp_path: Path) -> None:
     with plans_kept():
         assert isinstance(script.inference(tmp_path), convoy.OptimizedModule)
         assert isinstance(script.training(tmp_path), convoy.TrainingStep)
+        assert script.packages(tmp_path).shape == (1, 4, 6, 6)
     assert len(script.functions()) > 20
 
 
@@ -45,7 +46,7 @@ def test_the_script_has_every_public_name_and_every_field() -> None:
     text = SCRIPT.read_text(encoding="utf-8")
     assert [name for name in convoy.__all__ if not re.search(rf"\b{name}\b", text)] == []
     assert [field.name for field in dataclasses.fields(convoy.Settings) if f" {field.name}=" not in text] == []
-    for kind in (convoy.OptimizedModule, convoy.TrainingStep):
+    for kind in (convoy.OptimizedModule, convoy.TrainingStep, convoy.PackagedModule):
         page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
         (members,) = re.findall(rf"\.{kind.__name__}\n\s+options:\n(?:\s+heading: .*\n)?\s+members: \[(.*?)\]", page)
         unused = [name for name in members.split(", ") if not re.search(rf"\.{name}\b", text)]

@@ -12,6 +12,7 @@ from torch import nn
 from convoy.errors import InputError
 from convoy.plan.plan import Plan
 from convoy.program import calls
+from convoy.program.call_forms import CallArguments, checked_arguments
 from convoy.program.program_cache import CachedProgram, ProgramCache
 from convoy.program.runnable_program import Program
 from convoy.user_warning import warn_user
@@ -45,7 +46,7 @@ class Improvable(Protocol):
         ...
 
 
-def improve(module: Improvable, time_s: float, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None) -> Plan:
+def improve(module: Improvable, time_s: float, args: Any, kwargs: dict[str, Any] | None) -> Plan:
     """`OptimizedModule.improve`.
 
     Raises:
@@ -60,8 +61,7 @@ def improve(module: Improvable, time_s: float, args: tuple[Any, ...] | None, kwa
     with _ONE_AT_A_TIME:
         if module.stale() is not None:
             module.refresh()
-        cached = _program_of(cache, args, kwargs or {})
-        given, named = (args, kwargs or {}) if args is not None else _sample(cached.example)
+        cached, (given, named) = _call_of(cache, module.model, args, kwargs)
         with calls.autocast_as(cached.program.autocast):
             better = tuner.improved(module.model, given, named, cached.program, time_s)
         if better is not cached.program and module.stale() is None:
@@ -76,18 +76,22 @@ def _check_time(time_s: object) -> None:
         raise InputError("time_s", time_s, "a positive number of seconds")
 
 
-def _program_of(cache: ProgramCache, args: tuple[Any, ...] | None, kwargs: dict[str, Any]) -> CachedProgram:
-    if args is None:
-        return next(iter(cache.tuned.values()))
-    if not isinstance(args, tuple):
-        raise InputError("args", type(args).__name__, "a tuple of inputs", "Pass (x,).")
-    found = cache.find(args, kwargs)
+def _call_of(
+    cache: ProgramCache, model: nn.Module, args: Any, kwargs: dict[str, Any] | None
+) -> tuple[CachedProgram, CallArguments]:
+    """The program for a call, and its arguments in the form of the program's example."""
+    if args is None and not kwargs:
+        cached = next(iter(cache.tuned.values()))
+        return cached, _sample(cached.example)
+    given, named = checked_arguments(model, () if args is None else args, kwargs)
+    found = cache.find(given, named)
     if found is None:
         raise InputError("args", "other shapes or dtypes", "arguments of a tuned shape", "Call .tune(args) first.")
-    return found[0]
+    cached, arrangement = found
+    return cached, (given, named) if arrangement is None else arrangement(given, named)
 
 
-def _sample(example: calls.CallExample) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _sample(example: calls.CallExample) -> CallArguments:
     """Arguments like an example's: normally distributed where they are floating-point, else zeros. The same in every call."""
     args, kwargs = example.zeros()
 

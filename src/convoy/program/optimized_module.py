@@ -112,7 +112,10 @@ class OptimizedModule(nn.Module):
         return program.plan
 
     def improve(
-        self, time_s: float = 60.0, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None
+        self,
+        time_s: float = 60.0,
+        args: tuple[Any, ...] | list[Any] | torch.Tensor | None = None,
+        kwargs: dict[str, Any] | None = None,
     ) -> Plan:
         """Tune further, for at most `time_s` seconds, and run the better program from then on.
 
@@ -122,7 +125,8 @@ class OptimizedModule(nn.Module):
 
         Args:
             time_s: wall time of this call, seconds.
-            args: arguments to tune with, of a tuned shape; None: those of the first program, with normally distributed numbers.
+            args: arguments to tune with, of a tuned shape; without any, those of the first program, with normally distributed
+                numbers.
             kwargs: keyword arguments.
 
         Returns:

@@ -162,3 +162,14 @@ def test_the_normal_form_and_the_order_of_keywords() -> None:
     unknown = ForwardSignature(iter)  # type: ignore[arg-type]
     assert unknown.normal((1,), {}) is None
     assert list(unknown.in_order({"b": 1, "a": 2})) == ["a", "b"]
+
+
+def test_improving_takes_inputs_in_any_form(settings: convoy.Settings, runs: list[int]) -> None:
+    fast = optimized(Two(), FORMS[0], settings)
+    with plans_kept():
+        for args, kwargs in (FORMS[0], FORMS[3]):
+            fast.improve(0.01, args or None, kwargs)
+    runs.clear()
+    for call in FORMS[:4]:
+        agree(fast, call)
+    assert len(runs) == 4

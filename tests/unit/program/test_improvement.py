@@ -134,7 +134,7 @@ def test_a_program_for_weights_that_changed_meanwhile_is_not_used(fast: Optimize
         (float("nan"), None, "time_s"),
         (True, None, "time_s"),
         ("5", None, "time_s"),
-        (1.0, X, "args"),
+        (1.0, "x", "args"),
         (1.0, (X[:, :, :4],), "args"),
     ],
 )

@@ -9,6 +9,8 @@ from bench.shared.rows import Row
 
 WIDTH = 880
 MARGIN = 16
+HEADLINE = 102
+"""Characters of a headline that fit between the margins."""
 
 PEERS = {
     "torch.eager": "#8c959f",
@@ -76,8 +78,10 @@ def source(rows: Sequence[Row], most: int | None = None) -> str:
 
 
 def headline(title: str, rows: Sequence[Row]) -> str:
-    """The line at the top, which has room for four commits; a page's own title names all."""
-    return text(MARGIN, 28, f"{title}, {source(rows, 4)}", "title")
+    """The line at the top, with as many commits as fit, at most four; a page's own title names all."""
+    lines = [f"{title}, {source(rows, most)}" for most in (4, 3, 2, 1)]
+    fitting = next((line for line in lines if len(line) <= HEADLINE), lines[-1])
+    return text(MARGIN, 28, fitting, "title")
 
 
 def colour(provider: str) -> str:

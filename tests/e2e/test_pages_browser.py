@@ -152,6 +152,15 @@ def test_nothing_is_clipped_and_charts_are_legible(opened: Callable[[str, int], 
 
 
 @pytest.mark.browser
+def test_no_text_of_the_documentations_figures_is_clipped(opened: Callable[[str, int], Any]) -> None:
+    tab = opened("hostile", 1100)
+    figures = sorted((Path(__file__).parents[2] / "docs" / "figures").glob("*.svg"))
+    tab.set_content("".join(path.read_text(encoding="utf-8") for path in figures))
+    assert tab.locator("svg").count() == len(figures) > 5
+    assert tab.evaluate(FAULTS, True) == []
+
+
+@pytest.mark.browser
 def test_the_report_sorts_and_labels_its_dots(opened: Callable[[str, int], Any]) -> None:
     tab = opened("hostile", 1100)
     assert tab.title().startswith("Convoy: <script>")

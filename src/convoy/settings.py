@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, SupportsFloat, SupportsIndex, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from convoy.errors import InputError, unknown_name
 from convoy.former_names import takes_former_names
+from convoy.setting_values import read_flag, read_integer, read_names, read_number, read_path, read_word
 
 
 class Effort(StrEnum):
@@ -178,103 +178,33 @@ def checked_settings(settings: object) -> Settings:
     return settings
 
 
-def _word(kind: type[StrEnum]) -> Callable[[str, object], StrEnum]:
-    def read(name: str, value: object) -> StrEnum:
-        if not isinstance(value, str) or value not in {str(member) for member in kind}:
-            raise unknown_name(name, value, kind)
-        return kind(value)
-
-    return read
-
-
-def _flag(name: str, value: object) -> bool:
-    # NumPy's booleans are no subclass of `bool`.
-    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
-        return bool(value)
-    raise InputError(name, value, "True or False")
-
-
-def _integer(
-    low: int, high: int | None, expected: str, *, optional: bool = False
-) -> Callable[[str, object], int | None]:
-    def read(name: str, value: object) -> int | None:
-        if value is None and optional:
-            return None
-        if isinstance(value, SupportsIndex) and not isinstance(value, bool):
-            found = operator.index(value)
-            if low <= found and (high is None or found <= high):
-                return found
-        raise InputError(name, value, expected)
-
-    return read
-
-
-def _number(low: float, expected: str, *, open_end: bool, finite: bool) -> Callable[[str, object], float]:
-    """Reads a number of at least `low`, or above it with `open_end`; NaN is refused."""
-
-    def read(name: str, value: object) -> float:
-        if isinstance(value, (SupportsFloat, SupportsIndex)) and not isinstance(value, (bool, str)):
-            try:
-                found = float(value)
-            except (OverflowError, TypeError, ValueError):
-                found = math.nan
-            if (found > low if open_end else found >= low) and not (finite and math.isinf(found)):
-                return found
-        raise InputError(name, value, expected)
-
-    return read
-
-
-def _names(example: str) -> Callable[[str, object], tuple[str, ...]]:
-    def read(name: str, value: object) -> tuple[str, ...]:
-        if isinstance(value, (tuple, list, set, frozenset)):
-            found = cast("Collection[object]", value)
-            if all(isinstance(item, str) and item for item in found):
-                kept = tuple(cast("Collection[str]", found))
-                return tuple(sorted(kept)) if isinstance(value, (set, frozenset)) else kept
-        todo = f"Write ({value!r},)." if isinstance(value, str) else ""
-        raise InputError(name, cast("object", value), f"a tuple of words, such as {example}", todo)
-
-    return read
-
-
-def _path(name: str, value: object) -> Path | None:
-    if value is None:
-        return None
-    if isinstance(value, (str, os.PathLike)):
-        found = os.fspath(cast("str | os.PathLike[str]", value))
-        if isinstance(found, str) and found and "\0" not in found:  # pyright: ignore[reportUnnecessaryIsInstance]
-            return Path(found)
-    raise InputError(name, cast("object", value), "a path, or None")
-
-
 MAX_STREAMS = 16
 """More streams never helped, and each has a workspace of its own."""
 
-_BYTES: Final = _integer(1, None, "a positive integer of bytes, or None", optional=True)
+_BYTES: Final = read_integer(1, None, "a positive integer of bytes, or None", optional=True)
 
 _READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
-    "numerics": _word(Numerics),
-    "effort": _word(Effort),
-    "time_s": _number(0, "a positive number of seconds", open_end=True, finite=False),
-    "solver": _word(Solver),
-    "layout": _word(LayoutChoice),
+    "numerics": read_word(Numerics),
+    "effort": read_word(Effort),
+    "time_s": read_number(0, "a positive number of seconds", open_end=True, finite=False),
+    "solver": read_word(Solver),
+    "layout": read_word(LayoutChoice),
     "memory_budget_bytes": _BYTES,
     "tuning_memory_bytes": _BYTES,
-    "deterministic": _flag,
-    "static_outputs": _flag,
-    "isolate": _flag,
-    "streams": _integer(1, MAX_STREAMS, f"an integer from 1 to {MAX_STREAMS}"),
-    "stream_memory": _number(1, "a number of at least 1", open_end=False, finite=False),
-    "timeout_s": _number(0, "a positive number of seconds", open_end=True, finite=False),
-    "only_engines": _names("('onednn', 'cpu.direct')"),
-    "deny_engines": _names("('inductor',)"),
-    "db": _path,
-    "engines": _names("('mine=my.module:MyEngine',)"),
-    "progress": _flag,
-    "keep_freed_memory": _flag,
-    "profile": _path,
-    "check": _word(Check),
+    "deterministic": read_flag,
+    "static_outputs": read_flag,
+    "isolate": read_flag,
+    "streams": read_integer(1, MAX_STREAMS, f"an integer from 1 to {MAX_STREAMS}"),
+    "stream_memory": read_number(1, "a number of at least 1", open_end=False, finite=False),
+    "timeout_s": read_number(0, "a positive number of seconds", open_end=True, finite=False),
+    "only_engines": read_names("('onednn', 'cpu.direct')"),
+    "deny_engines": read_names("('inductor',)"),
+    "db": read_path,
+    "engines": read_names("('mine=my.module:MyEngine',)"),
+    "progress": read_flag,
+    "keep_freed_memory": read_flag,
+    "profile": read_path,
+    "check": read_word(Check),
 }
 """For each field the function that converts its value to the field's type, or refuses it."""
 

@@ -71,8 +71,7 @@ def improve(module: Improvable, time_s: float, args: Any, kwargs: dict[str, Any]
 
 
 def _check_time(time_s: object) -> None:
-    number = isinstance(time_s, (int, float)) and not isinstance(time_s, bool)
-    if not number or not math.isfinite(time_s) or time_s <= 0:
+    if not isinstance(time_s, (int, float)) or isinstance(time_s, bool) or not 0 < time_s < math.inf:
         raise InputError("time_s", time_s, "a positive number of seconds")
 
 

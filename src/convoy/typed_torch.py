@@ -70,6 +70,31 @@ def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
     return cast("Any", torch._C)._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside a DistributedDataParallel; any other module itself."""
+    return cast("nn.Module", model.module) if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def process_group(model: nn.Module) -> Any:
+    """The process group of a DistributedDataParallel; None for any other module."""
+    return cast("Any", model).process_group if isinstance(model, nn.parallel.DistributedDataParallel) else None
+
+
+def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy each source into its target, with few launches."""
+    cast("Any", torch)._foreach_copy_(list(targets), list(sources))
+
+
+def foreach_add(targets: Sequence[torch.Tensor], terms: Sequence[torch.Tensor] | float) -> None:
+    """Add to each target its term, or one number to all, in place, with few launches."""
+    cast("Any", torch)._foreach_add_(list(targets), terms if isinstance(terms, int | float) else list(terms))
+
+
+def foreach_multiply(targets: Sequence[torch.Tensor], factor: float) -> None:
+    """Multiply each target by a number, in place, with few launches."""
+    cast("Any", torch)._foreach_mul_(list(targets), factor)
+
+
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Each module of a model once, the model itself first, with its path."""
     return cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
@@ -102,6 +127,11 @@ def all_reduce(tensor: torch.Tensor, operation: Any = None, **options: Any) -> A
     """Reduce a tensor over all processes, in place, by default by a sum; returns a handle with `async_op=True`."""
     distributed = cast("Any", torch).distributed
     return distributed.all_reduce(tensor, distributed.ReduceOp.SUM if operation is None else operation, **options)
+
+
+def new_group(ranks: Sequence[int], **options: Any) -> Any:
+    """A new process group of some ranks; the options are those of `torch.distributed.new_group`."""
+    return cast("Any", torch).distributed.new_group(ranks, **options)
 
 
 def all_gather(tensors: list[torch.Tensor], tensor: torch.Tensor, group: Any = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -42,7 +42,10 @@ class AutogradStep:
         """Batch → loss; `first` makes the gradients anew, `last` updates."""
         with torch.enable_grad(), convolutions("as_torch", self._learned[0].device):
             made = self._module(*self._rebuild(batch))
-            found = torch.autograd.grad(made[0] / self._accumulate, self._learned, allow_unused=True)
+            found = cast(
+                "Sequence[torch.Tensor | None]",
+                torch.autograd.grad(made[0] / self._accumulate, self._learned, allow_unused=True),
+            )
         used = [
             (p, in_parameter_layout(p, gradient))
             for p, gradient in zip(self._learned, found, strict=True)

@@ -13,6 +13,7 @@ from torch import nn
 
 from convoy.capture.loss_module import model_arguments
 from convoy.errors import InputError
+from convoy.narrowing import is_dict
 from convoy.program.call_forms import Arrangement, CallArguments, ForwardSignature
 from convoy.program.calls import Signature, signature_of
 
@@ -112,7 +113,7 @@ class BatchForms:
 def ordered(model: nn.Module, batch: tuple[Any, ...]) -> tuple[Any, ...]:
     """A batch whose dictionary of inputs by name is in the order of the model's parameters, so that all orders have one plan."""
     x = batch[0]
-    if type(x) is not dict or model_arguments(model, x)[1] is not x:
+    if not is_dict(x) or type(x) is not dict or model_arguments(model, x)[1] is not x:
         return batch
     return (ForwardSignature(model.forward).in_order(x), *batch[1:])
 

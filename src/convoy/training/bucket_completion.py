@@ -32,7 +32,7 @@ class BucketCompletion:
             latest = max(latest, last) if in_order else last
             self._buckets.setdefault(latest, []).append(number)
         self._marked = {index for launches in waits for index in launches}
-        self._events: dict[int, torch.cuda.Event] = {}
+        self._events: dict[int, torch.Event] = {}
 
     def after(self, index: int) -> Sequence[int]:
         """A launch was given to torch's current stream: the numbers of the buckets that are complete with it."""
@@ -40,7 +40,7 @@ class BucketCompletion:
             self._events[index] = torch.cuda.current_stream(self._stream.device).record_event()
         return self._buckets.get(index, ())
 
-    def events(self, numbers: Iterable[int]) -> list[torch.cuda.Event]:
+    def events(self, numbers: Iterable[int]) -> list[torch.Event]:
         """What the stream waits for to use these buckets; nothing on a CPU."""
         if self._stream is None:
             return []

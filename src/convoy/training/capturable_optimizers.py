@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Optimizers of PyTorch that have a fused form for a GPU, which takes a gradient scaler's verdict without asking the host."""
@@ -30,7 +29,7 @@ def why_not_capturable(optimizer: torch.optim.Optimizer, *, scaled: bool) -> str
     return f"PyTorch's {name} cannot be captured"
 
 
-def has_state(optimizer: torch.optim.Optimizer, learned: Sequence[nn.Parameter]) -> bool:
+def has_state(optimizer: torch.optim.Optimizer, learned: Sequence[torch.Tensor]) -> bool:
     """Whether an update has been made, so that the state is there which further updates change in place.
 
     A scaler may skip the first steps: what an update does only once must not become part of a graph.
@@ -83,7 +82,7 @@ def capturable(
         if scaler is not None:
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         yield
-    except BaseException:
+    except BaseException:  # everything, an interrupt too: the optimizer must not keep the capture's state
         _forget_scaling(optimizer, scaler)
         raise
     finally:

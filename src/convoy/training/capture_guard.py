@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -35,7 +36,7 @@ class CaptureGuard:
         self._places = self._places_now()
         self._optimizer = optimizer
         self._options = options(optimizer) if optimizer else []
-        state = optimizer.state if optimizer else {}
+        state: dict[Any, dict[str, Any]] = cast("Any", optimizer.state) if optimizer else {}
         self._state = state
         self._kept = [
             (own, name, value)

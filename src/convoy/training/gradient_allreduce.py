@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from convoy.program.recording import distinct_stream
 from convoy.schedule import allreduce_buckets
+from convoy.typed_torch import all_reduce, foreach_add, foreach_copy, split
 
 
-def put_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor], *, add: bool) -> None:
+def put_gradients(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, add: bool) -> None:
     """Give parameters their gradients, or add to those that they have, and call the hooks on them as autograd does.
 
     Args:
@@ -22,21 +23,22 @@ def put_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[torch.
     """
     made = [_hooked(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
     if add:
-        torch._foreach_add_([p.grad for p in parameters], made)
+        foreach_add([cast("torch.Tensor", p.grad) for p in parameters], made)
     else:
         for parameter, gradient in zip(parameters, made, strict=True):
             parameter.grad = gradient
     for parameter in parameters:
-        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+        hooks: dict[int, Callable[..., object]] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        for hook in hooks.values():
             hook(parameter)
 
 
-def has_hooks(parameters: Sequence[nn.Parameter]) -> bool:
+def has_hooks(parameters: Sequence[torch.Tensor]) -> bool:
     """Whether Python must be called for some gradient."""
     return any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters)
 
 
-def _hooked(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
+def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     for hook in (parameter._backward_hooks or {}).values():
         changed = hook(gradient)
         gradient = gradient if changed is None else changed
@@ -54,12 +56,12 @@ class GradientAllReduce:
         device: where the gradients lie.
     """
 
-    def __init__(self, group: object, device: torch.device) -> None:
+    def __init__(self, group: Any, device: torch.device) -> None:
         self._group = group
         self.stream = distinct_stream(device) if device.type == "cuda" else None
         self._under_way: list[tuple[Sequence[torch.Tensor], torch.Tensor, Any]] = []
 
-    def begin(self, bucket: Sequence[torch.Tensor], made: Sequence[torch.cuda.Event] = ()) -> None:
+    def begin(self, bucket: Sequence[torch.Tensor], made: Sequence[torch.Event] = ()) -> None:
         """Send a bucket, of one dtype, when the events say that it is there."""
         if self.stream is None:
             self._send(bucket)
@@ -70,7 +72,7 @@ class GradientAllReduce:
             self._send(bucket)
             self._receive()
 
-    def mark(self) -> torch.cuda.Event | None:
+    def mark(self) -> torch.Event | None:
         """When all that has begun until now is there; None on a CPU, where `end` waits."""
         return None if self.stream is None else self.stream.record_event()
 
@@ -87,26 +89,26 @@ class GradientAllReduce:
         values = [_in_memory_order(gradient) for gradient in bucket]
         flat = values[0] if len(values) == 1 else torch.cat(values)  # a large one is sent from where it lies
         how = dist.ReduceOp.AVG if self._sender_divides() else dist.ReduceOp.SUM
-        self._under_way.append((bucket, flat, dist.all_reduce(flat, how, group=self._group, async_op=True)))  # type: ignore[arg-type]
+        self._under_way.append((bucket, flat, all_reduce(flat, how, group=self._group, async_op=True)))
 
     def _sender_divides(self) -> bool:
         """NCCL divides while it sends; others want a launch for it behind every bucket."""
         import torch.distributed as dist
 
-        return dist.get_backend(self._group) == dist.Backend.NCCL  # type: ignore[arg-type]
+        return dist.get_backend(self._group) == dist.Backend.NCCL
 
     def _receive(self) -> None:
         import torch.distributed as dist
 
-        size = 1 if self._sender_divides() else dist.get_world_size(self._group)  # type: ignore[arg-type]
+        size = 1 if self._sender_divides() else dist.get_world_size(self._group)
         for bucket, flat, work in self._under_way:
             work.wait()
             if size > 1:
                 flat.div_(size)
             if flat.data_ptr() == bucket[0].data_ptr():
                 continue
-            parts = flat.split([gradient.numel() for gradient in bucket])
-            torch._foreach_copy_(list(bucket), [_like(part, g) for part, g in zip(parts, bucket, strict=True)])
+            parts = split(flat, [gradient.numel() for gradient in bucket])
+            foreach_copy(bucket, [_like(part, g) for part, g in zip(parts, bucket, strict=True)])
         self._under_way.clear()
 
 
@@ -140,6 +142,6 @@ def _is_nhwc(gradient: torch.Tensor) -> bool:
     return gradient.dim() == 4 and gradient.is_contiguous(memory_format=torch.channels_last)
 
 
-def clip(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+def clip(parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
     """Scale all gradients down where their joint L2 norm is larger; gives the norm. Waits for no device."""
     return nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)

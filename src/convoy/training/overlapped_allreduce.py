@@ -36,7 +36,7 @@ class OverlappedAllReduce:
         waits = [{made[slot] for slot in bucket} for bucket in self.buckets]
         # A collective is begun in the same order by every process, so one that is ready early waits for those before it.
         self._completion = BucketCompletion(waits, averages.stream, in_order=True)
-        self._arrivals: dict[int, torch.cuda.Event | None] = {}
+        self._arrivals: dict[int, torch.Event | None] = {}
 
     def after(self, index: int, slots: Sequence[torch.Tensor | None]) -> None:
         """A launch was given to torch's current stream; begin the buckets that are complete with it."""

@@ -13,6 +13,7 @@ from convoy.errors import PlanError
 from convoy.plan import Plan
 from convoy.plan.file import from_dict, to_dict
 from convoy.target import Target
+from convoy.typed_torch import all_gather, new_group
 
 PATIENCE: Final = dt.timedelta(hours=12)
 """How long a process waits for one that measures more: NCCL's own limit of ten minutes would end the job."""
@@ -81,7 +82,7 @@ def _patient(group: Any) -> Any:
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(group)
-    return dist.new_group(ranks, timeout=PATIENCE, backend="gloo", use_local_synchronization=True)
+    return new_group(ranks, timeout=PATIENCE, backend="gloo", use_local_synchronization=True)
 
 
 def _gather(text: bytes, talk: Any) -> list[bytes]:
@@ -90,7 +91,7 @@ def _gather(text: bytes, talk: Any) -> list[bytes]:
 
     count = dist.get_world_size(talk)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
-    dist.all_gather(sizes, torch.tensor([len(text)]), group=talk)
+    all_gather(sizes, torch.tensor([len(text)]), group=talk)
     longest = max(int(size) for size in sizes)
     if not longest:
         return [b""] * count
@@ -98,5 +99,5 @@ def _gather(text: bytes, talk: Any) -> list[bytes]:
     if text:
         own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     padded = [torch.zeros(longest, dtype=torch.uint8) for _ in range(count)]
-    dist.all_gather(padded, own, group=talk)
+    all_gather(padded, own, group=talk)
     return [bytes(data[: int(size)].numpy()) for data, size in zip(padded, sizes, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -13,15 +13,16 @@ from convoy.capture.batch import flatten_batch
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
 from convoy.errors import InputError
+from convoy.narrowing import is_sequence
 from convoy.training.step import check_not_empty
 from convoy.training.step_program import StepOptions
 
 
 def check_training_arguments(
-    model: nn.Module,
+    model: Any,
     loss_fn: Callable[..., torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    batch: tuple[Any, ...],
+    optimizer: Any,
+    batch: Any,
     options: StepOptions,
 ) -> None:
     """Refuse what no training step can be made of.
@@ -33,7 +34,7 @@ def check_training_arguments(
         raise InputError("model", type(model).__name__, "a torch.nn.Module")
     if not callable(loss_fn):
         raise InputError("loss_fn", loss_fn, "a function (output, *targets) that returns one number")
-    if not isinstance(batch, (tuple, list)) or len(batch) < 1:
+    if not is_sequence(batch) or len(batch) < 1:
         raise InputError("batch", type(batch).__name__, "a tuple (x, *targets)")
     check_not_empty(flatten_batch(tuple(batch)))
     _check_options(options)
@@ -43,7 +44,8 @@ def check_training_arguments(
 
 
 def _check_options(options: StepOptions) -> None:
-    accumulate, norm, scaler = options.accumulate, options.clip_grad_norm, options.scaler
+    # Users may pass anything.
+    accumulate, norm, scaler = (cast("Any", v) for v in (options.accumulate, options.clip_grad_norm, options.scaler))
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         raise InputError("accumulate", accumulate, "an integer of at least 1")
     if norm is not None and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or not norm > 0):
@@ -54,7 +56,7 @@ def _check_options(options: StepOptions) -> None:
         raise InputError("scaler", type(scaler).__name__, "a torch.amp.GradScaler, or None")
 
 
-def _check_optimizer(module: LossModule, optimizer: torch.optim.Optimizer) -> None:
+def _check_optimizer(module: LossModule, optimizer: Any) -> None:
     """Refuse an optimizer that needs a closure, or that updates nothing of this model and its loss.
 
     One that holds some of their parameters is PyTorch's business: the others get gradients and stay as they are.

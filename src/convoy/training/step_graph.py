@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
-from torch import nn
 
 from convoy.program.recording import distinct_stream, recording
 from convoy.training.capturable_optimizers import capturable
@@ -44,7 +43,7 @@ class StepGraph:
         self,
         work: StepFunction,
         example: Sequence[torch.Tensor],
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[torch.Tensor],
         optimizer: torch.optim.Optimizer,
         *,
         scaler: torch.amp.GradScaler | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from convoy.training.gradient_allreduce import GradientAllReduce, allreduce_gradients, clip
 from convoy.training.step_program import StepOptions
@@ -24,7 +23,7 @@ class StepUpdate:
         self._optimizer, self._scaler, self._clip_norm = optimizer, options.scaler, options.clip_grad_norm
         self.averages = None if options.group is None else GradientAllReduce(options.group, device)
 
-    def __call__(self, learned: Sequence[nn.Parameter], *, averaged: bool = False) -> None:
+    def __call__(self, learned: Sequence[torch.Tensor], *, averaged: bool = False) -> None:
         """Average, unscale, clip, step; `averaged` gradients are averages already."""
         if self.averages is not None and not averaged:
             allreduce_gradients([p.grad for p in learned if p.grad is not None], self.averages)

@@ -20,6 +20,7 @@ from convoy.training.overlapped_allreduce import OverlappedAllReduce
 from convoy.training.overlapped_updates import OverlappedUpdates, early_update_pays, make_overlapped_updates
 from convoy.training.step_program import StepOptions, StepProgram
 from convoy.training.step_update import StepUpdate
+from convoy.typed_torch import backward, foreach_add, foreach_copy, foreach_multiply
 
 
 class StepWork:
@@ -109,7 +110,7 @@ class StepWork:
             made = self.module(*self.options.given(batch))
             graph = self.program.capture.captured.as_pytorch if self.program.capture else None
             with guarded(graph, made[0].device.type):
-                (made[0] / self.options.accumulate).backward()
+                backward(made[0] / self.options.accumulate)
         if last:
             with torch.no_grad():
                 self.update(learning)
@@ -140,11 +141,11 @@ class StepWork:
         loss, *made = runnable(inputs, updates or overlap)
         gradients, statistics = made[: len(capture.learned)], made[len(capture.learned) :]
         if statistics:
-            torch._foreach_copy_([buffers[name] for name in capture.updated], statistics)
+            foreach_copy([buffers[name] for name in capture.updated], statistics)
         if capture.counted:
-            torch._foreach_add_([buffers[name] for name in capture.counted], 1)
+            foreach_add([buffers[name] for name in capture.counted], 1)
         if self.options.accumulate > 1:
-            torch._foreach_mul_(gradients, 1 / self.options.accumulate)
+            foreach_multiply(gradients, 1 / self.options.accumulate)
         learned = self.learned()
         put_gradients(learned, gradients, add=not first)
         if last and updates is None:

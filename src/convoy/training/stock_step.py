@@ -28,6 +28,7 @@ from convoy.pipeline.check.rounding_bound import allowed_baseline
 from convoy.pipeline.check.stock_graph import baseline_run, capture_stock
 from convoy.program import Program
 from convoy.program.cuda_graph import CudaGraphProgram
+from convoy.typed_torch import in_memory_format
 
 LEAST_SUSPICIOUS: Final = 1e-3
 """Relative error of gradients that is never looked into: behind batch norms, sums that cancel magnify rounding."""
@@ -84,7 +85,7 @@ class StockStep:
 
         (`convoy.engines.interpret` names one.) A stock step that runs them is then as far off as it is.
         """
-        wide = self._module.rebuilt(_own_copy).double().to(memory_format=torch.contiguous_format)
+        wide = in_memory_format(self._module.rebuilt(_own_copy).double(), torch.contiguous_format)
         wide.amp = None
         lifted = [_wide(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in self._lifted]
         return self._twin(wide, lifted, pytree.tree_map(_wide, self._batch)).run()
@@ -173,7 +174,7 @@ def _reference(
                 return exact, _seeded(stock.run), ""
         try:
             return stock.exact(), _seeded(stock.run), ""
-        except Exception as error:  # the user's code in a dtype that it may not have been written for
+        except Exception as error:  # everything: the user's code runs in a dtype that it may not have been written for
             if is_out_of_memory(error):
                 torch.cuda.empty_cache()
                 why = "does not fit in float64"
@@ -196,7 +197,9 @@ def _agreeing(stock: StockStep, of_graph: Callable[[], list[torch.Tensor]]) -> l
         own = _seeded(stock.run)
         rounding = end_to_end.errors_against(_seeded(stock.shaken), [t.double() for t in own])
         found = end_to_end.errors_against(own, exact)
-    except Exception:  # an operator has no float64 kernel, or it does not fit in memory
+    except (
+        Exception
+    ):  # everything: an operator has no float64 kernel, it does not fit in memory, or the user's code fails
         torch.cuda.empty_cache()
         return None
     return None if end_to_end.why_wrong("", found, rounding, end_to_end.LEAST_ERROR) else exact
@@ -267,7 +270,7 @@ class StepCheck(EndToEndCheck):
 
         return allowed_baseline(errors, baseline, numerics, self._stock.unit, rounded)
 
-    def context(self) -> AbstractContextManager[None]:
+    def context(self) -> AbstractContextManager[object]:
         """Convolutions as PyTorch runs them."""
         return convolutions("as_torch", self._inputs[0].device)
 

@@ -29,6 +29,7 @@ from convoy.training.step_arguments import check_training_arguments
 from convoy.training.step_program import StepOptions
 from convoy.training.training_job import TrainingJob, TrainingResult
 from convoy.training.uncaptured_step import uncaptured_step
+from convoy.typed_torch import process_group, unwrapped
 from convoy.user_warning import warn_user
 
 SHARED_DEVICES: Final = ("cuda",)
@@ -186,8 +187,8 @@ def _train_model(
     deadline: Deadline,
 ) -> TrainingResult:
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        options = dataclasses.replace(options, group=model.process_group)
-        model = model.module
+        options = dataclasses.replace(options, group=process_group(model))
+        model = unwrapped(model)
     if isinstance(model, torch._dynamo.OptimizedModule):  # what it compiled is captured as a whole here
         model = model._orig_mod
     batch = ordered(model, batch)

@@ -15,6 +15,7 @@ from convoy.pipeline.plan_target import target_for
 from convoy.plan import Plan
 from convoy.training.step import TrainingStep
 from convoy.training.step_program import StepOptions, StepProgram
+from convoy.typed_torch import process_group, unwrapped
 
 
 def uncaptured_step(
@@ -28,8 +29,8 @@ def uncaptured_step(
 ) -> TrainingStep:
     """PyTorch's own step, for what could not be captured; its plan has no steps, and `note` among its notes."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        options = dataclasses.replace(options, group=model.process_group)
-        model = model.module
+        options = dataclasses.replace(options, group=process_group(model))
+        model = unwrapped(model)
     flat = flatten_batch(tuple(batch))
     device = next(model.parameters()).device.type
     target = target_for(device if device == "cuda" else "cpu").to_dict()

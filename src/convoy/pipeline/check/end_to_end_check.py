@@ -65,7 +65,7 @@ class EndToEndCheck(ABC):
         """The tuned program's run."""
 
     @abstractmethod
-    def context(self) -> AbstractContextManager[None]:
+    def context(self) -> AbstractContextManager[object]:
         """Context for making and running either."""
 
     def both(self, program: Program, limits: TimingLimits = DEFAULT_LIMITS) -> CheckOutcome | None:

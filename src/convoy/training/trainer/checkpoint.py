@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError
+from convoy.narrowing import is_dict, is_list, is_sequence
 from convoy.zoo.checksummed_file import CHECKPOINT_FORMAT, TOKEN_BYTES, read_checksummed, read_values, write_checksummed
 
 FORMAT: Final = CHECKPOINT_FORMAT
@@ -125,7 +126,7 @@ def read_checkpoint(
     """
     state = read_checksummed(path, FORMAT, "checkpoint", most_bytes=_most_bytes(model))
     try:
-        if not isinstance(state, dict) or state.keys() - {"about"} != set(_PARTS):
+        if not is_dict(state) or state.keys() - {"about"} != set(_PARTS):
             raise ValueError("it has other parts than " + ", ".join(_PARTS))
         _check_model(state["model"], model)
         _check_optimizer(state["optimizer"], optimizer)
@@ -171,7 +172,7 @@ def _position(state: Mapping[str, Any]) -> TrainingPosition:
 
 def _check_about(found: Any, own: Mapping[str, str], position: TrainingPosition) -> None:
     """Class names are the same; so is what the order of an epoch's images depends on, where the file was written amid one."""
-    if not isinstance(found, dict) or not all(isinstance(word, str) for pair in found.items() for word in pair):
+    if not is_dict(found) or not all(isinstance(word, str) for pair in found.items() for word in pair):
         raise ValueError("its words are malformed")
     for name in ("classes", *(("batch", "processes") if position.step else ())):
         if name in found and name in own and found[name] != own[name]:
@@ -181,7 +182,7 @@ def _check_about(found: Any, own: Mapping[str, str], position: TrainingPosition)
 
 def _check_model(found: Any, model: nn.Module) -> None:
     own = model.state_dict()
-    if not isinstance(found, dict) or found.keys() != own.keys():
+    if not is_dict(found) or found.keys() != own.keys():
         raise ValueError("the model's parameters and buffers have other names")
     for name, tensor in own.items():
         if isinstance(tensor, torch.Tensor):
@@ -198,12 +199,12 @@ def _check_tensor(found: Any, own: torch.Tensor, name: str) -> None:
 
 def _check_optimizer(found: Any, optimizer: torch.optim.Optimizer) -> None:
     """The groups hold the same parameters and options; a parameter's momenta have its shape and dtype."""
-    if not isinstance(found, dict) or found.keys() != {"state", "param_groups"} or not isinstance(found["state"], dict):
+    if not is_dict(found) or found.keys() != {"state", "param_groups"} or not is_dict(found["state"]):
         raise ValueError("the optimizer's state is malformed")
     _check_like(found["param_groups"], optimizer.state_dict()["param_groups"], "param_groups")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, kept in found["state"].items():
-        if type(index) is not int or not 0 <= index < len(parameters) or not isinstance(kept, dict):
+        if type(index) is not int or not 0 <= index < len(parameters) or not is_dict(kept):
             raise ValueError("the optimizer's state is of other parameters")
         for name, value in kept.items():
             if isinstance(value, torch.Tensor) and value.dim():
@@ -214,12 +215,12 @@ def _check_optimizer(found: Any, optimizer: torch.optim.Optimizer) -> None:
 
 def _check_like(found: Any, own: Any, name: str) -> None:
     """Plain values are of the kind that is there now, with the same keys and lengths; numbers are finite."""
-    if isinstance(own, dict) and isinstance(found, dict):
+    if is_dict(own) and is_dict(found):
         if found.keys() != own.keys():
             raise ValueError(f"{name} has other names")
         for key in own:
             _check_like(found[key], own[key], "params" if key == "params" else f"{name}.{key}")
-    elif isinstance(own, list | tuple) and type(found) is type(own):
+    elif is_sequence(own) and type(found) is type(own):
         if len(found) != len(own) or (name == "params" and found != own):
             raise ValueError(f"{name} has another length or other members")
         for index, each in enumerate(own):
@@ -236,10 +237,10 @@ def _is_number(value: Any) -> bool:
 
 def _own_random_state(random: Any, device: torch.device, rank: int) -> RandomState:
     """One process's share of what a file holds, as this device's generators take it."""
-    if not isinstance(random, list) or not 0 < len(random) <= MOST_PROCESSES:
+    if not is_list(random) or not 0 < len(random) <= MOST_PROCESSES:
         raise ValueError("the random numbers are malformed")
     mine = random[rank] if rank < len(random) else random[0]
-    if not isinstance(mine, dict) or "cpu" not in mine:
+    if not is_dict(mine) or "cpu" not in mine:
         raise ValueError("the random numbers are malformed")
     for name, own in random_state(device).items():
         if name in mine:

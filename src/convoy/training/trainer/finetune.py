@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -84,7 +85,7 @@ def finetune(
 
     device = next(model.parameters()).device
     with (
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        cast("Any", torch.random).fork_rng(devices=[device] if device.type == "cuda" else []),
         evaluation_mode(model),
         masked(model, masks),
     ):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from convoy.training.trainer.learning_rate import cosine_rate, follow_recipe
 from convoy.training.trainer.processes import gathered_random_states, host_group, process_count, process_rank
 from convoy.training.trainer.recipe import TrainingRecipe
 from convoy.training.tune_step import observed_training_step
+from convoy.typed_torch import backward, process_group, unwrapped
 from convoy.zoo import Dataset
 
 
@@ -139,7 +140,7 @@ class _Fit:
         self.steps = batches - batches % recipe.accumulate
         self.model, self.images, self.recipe, self.settings = model, images, recipe, settings
         self.test, self.watch, self.on_plan = test, observer, on_plan
-        self.own = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        self.own = unwrapped(model)
         self.device = next(model.parameters()).device
         learning = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(
@@ -166,7 +167,7 @@ class _Fit:
     def run(self) -> Iterator[EpochResult]:
         """Epoch by epoch, from where the checkpoint was."""
         if self.position == TrainingPosition(0, 0):
-            torch.manual_seed(self.recipe.seed)
+            cast("Any", torch).manual_seed(self.recipe.seed)
         self.model.train()
         while self.position.epoch < self.recipe.epochs:
             yield self._epoch()
@@ -242,11 +243,11 @@ class _Fit:
             self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, recipe.amp, enabled=recipe.amp is not None):
             loss = classification_loss(self.model(x), y)
-        (loss / recipe.accumulate).backward()
+        backward(loss / recipe.accumulate)
         if (self.position.step + 1) % recipe.accumulate == 0:
             if recipe.clip_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.own.parameters(), recipe.clip_grad_norm)
-            self.optimizer.step()
+            cast("Any", self.optimizer).step()
         return loss.detach()
 
     def _placed(self, x: torch.Tensor) -> torch.Tensor:
@@ -282,7 +283,7 @@ class _Fit:
         An update that had begun there begins anew: files were once written amid updates, and `accumulate` may have changed.
         """
         spread = isinstance(self.model, nn.parallel.DistributedDataParallel)
-        rank = torch.distributed.get_rank(self.model.process_group) if spread else 0
+        rank = torch.distributed.get_rank(process_group(self.model)) if spread else 0
         found = read_checkpoint(
             path, self.own, self.optimizer, self.cosine, self.device, rank, self.steps, about=self.about
         )

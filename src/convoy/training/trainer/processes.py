@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from convoy.training.trainer.checkpoint import RandomState
+from convoy.typed_torch import all_gather, new_group, process_group
 
 
 def host_group(model: nn.Module) -> Any:
@@ -19,8 +20,8 @@ def host_group(model: nn.Module) -> Any:
 
     if not isinstance(model, nn.parallel.DistributedDataParallel):
         return None
-    ranks = dist.get_process_group_ranks(model.process_group)
-    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    ranks = dist.get_process_group_ranks(process_group(model))
+    return new_group(ranks, backend="gloo", use_local_synchronization=True)
 
 
 def gathered_random_states(own: RandomState, group: Any) -> list[RandomState]:
@@ -32,7 +33,7 @@ def gathered_random_states(own: RandomState, group: Any) -> list[RandomState]:
     found: list[RandomState] = [{} for _ in range(dist.get_world_size(group))]
     for name, state in own.items():
         parts = [torch.empty_like(state) for _ in found]
-        dist.all_gather(parts, state, group=group)
+        all_gather(parts, state, group=group)
         for each, part in zip(found, parts, strict=True):
             each[name] = part
     return found

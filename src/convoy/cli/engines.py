@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from convoy.cli import options
+
+if TYPE_CHECKING:
+    from convoy.measurement.device.engine_availability import EngineAvailability
 
 
 def engines(
@@ -15,9 +18,10 @@ def engines(
     ] = None,
     device: options.Device = None,
 ) -> None:
-    """List the engines; with a problem, which of them support it on this machine, and why the others do not."""
+    """List the engines and where they work; with a problem, which of them support it here, and why the others do not."""
     from convoy.engines.manifest import engine_ids, load_engine
     from convoy.measurement import detect_target
+    from convoy.measurement.device.engine_availability import devices_here, engine_availability
     from convoy.problem import parse_problem
     from convoy.report import print_table
     from convoy.settings import Settings
@@ -25,14 +29,27 @@ def engines(
     extra = Settings().engines
     found = [load_engine(engine, extra) for engine in engine_ids(extra)]
     if problem is None:
-        print_table(("engine", "version", "algorithm"), [(e.id, str(e.version), e.family) for e in found])
+        targets = [detect_target(name) for name in ([device] if device else devices_here())]
+        availability = {one.engine: one for one in engine_availability(targets, extra)}
+        heads = ("engine", "version", "algorithm", "works on", "what it needs")
+        rows = [(e.id, str(e.version), e.family, *_where(availability[e.id])) for e in found]
+        print_table(heads, rows, numbers=(1,), least=(1, 2))
         return
     wanted = parse_problem(problem)
     target = detect_target(options.pick_device(device))
-    rows: list[tuple[str, ...]] = []
+    answers: list[tuple[str, ...]] = []
     for engine in found:
         support = engine.accepts(wanted, target)
-        rows.append(
-            (engine.id, "yes" if support else "no", support.reason or f"{len(engine.space(wanted, target))} settings")
+        answers.append(
+            (
+                engine.id,
+                "yes" if support else "no",
+                support.reason or f"{len(engine.space(wanted, target))} configurations",
+            )
         )
-    print_table(("engine", "can", "why"), rows)
+    print_table(("engine", "supports it", "why, or in how many ways"), answers)
+
+
+def _where(one: EngineAvailability) -> tuple[str, str]:
+    """The devices of this machine on which an engine works; for none, the reason."""
+    return (" and ".join(one.devices), "") if one.devices else ("no device here", one.reason.partition(", got ")[0])

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from convoy.engines.base import Engine
-from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.engines.manifest import engine_ids, load_engine
 from convoy.errors import InputError
+from convoy.measurement.device.detect import cuda_absence
 from convoy.measurement.device.sample_problems import samples_for
 from convoy.measurement.engine_space import query_engine
 from convoy.problem import Problem
@@ -36,18 +37,24 @@ class EngineAvailability:
     reason: str = ""
 
 
-def engine_availability(targets: Sequence[Target]) -> list[EngineAvailability]:
+def devices_here() -> list[str]:
+    """The devices of this machine: `cpu`, and `cuda` if PyTorch has a GPU."""
+    return ["cpu"] if cuda_absence() else ["cpu", "cuda"]
+
+
+def engine_availability(targets: Sequence[Target], extra: tuple[str, ...] = ()) -> list[EngineAvailability]:
     """Ask every engine of the manifest about problems that suit it. Measures nothing and builds nothing.
 
     Args:
         targets: the devices of this machine.
+        extra: engines of the user's own too, as `Settings.engines` names them.
     """
-    return [_ask(engine, targets) for engine in MANIFEST]
+    return [_ask(engine, targets, extra) for engine in engine_ids(extra)]
 
 
-def _ask(engine_id: str, targets: Sequence[Target]) -> EngineAvailability:
+def _ask(engine_id: str, targets: Sequence[Target], extra: tuple[str, ...]) -> EngineAvailability:
     try:
-        engine = load_engine(engine_id)
+        engine = load_engine(engine_id, extra)
     except (ImportError, AttributeError, InputError) as error:
         return EngineAvailability(engine_id, "", (), f"cannot be loaded: {type(error).__name__}: {error}")
     devices = tuple(target.device for target in targets if _first_supported(engine, target) is not None)

@@ -2,6 +2,7 @@ import functools
 
 import pytest
 import torch
+from torch import nn
 
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement import detect_target
@@ -11,6 +12,8 @@ from convoy.measurement.device.engine_availability import CAPABLE_GPU, EngineAva
 from convoy.measurement.device.sample_problems import sample_problems, samples_for
 from convoy.measurement.engine_space import query_engine
 from convoy.measurement.reference_data import ReferenceData
+from convoy.pipeline.net import capture_net
+from convoy.settings import Settings
 
 ON_DEVICE_ALONE = {"cudnn"}
 """Engines that ask their library for its plans, which needs the device itself."""
@@ -74,6 +77,37 @@ def test_every_engine_is_asked_about_a_problem_that_it_supports(engine):
     instance = load_engine(engine)
     targets = (detect_target("cpu"), CAPABLE_GPU)
     assert any(query_engine(instance, problem, target)[0] for target in targets for problem in samples_for(instance))
+
+
+class _Kinds(nn.Module):
+    """Every kind of region: convolutions dense, depthwise and pruned, pooling, concatenation, channel scale, linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.pruned = nn.Conv2d(16, 16, 3, padding=1)
+        self.last = nn.Linear(32, 5)
+        with torch.no_grad():
+            self.pruned.weight[:, 4:] = 0
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        both = torch.cat([self.pruned(x), self.depthwise(x)], 1)
+        both = both * both.mean((2, 3), keepdim=True).sigmoid()
+        return self.last(nn.functional.max_pool2d(both, 2).mean((2, 3)))
+
+
+def test_no_engine_that_a_plan_may_use_is_said_not_to_work():
+    target, settings = detect_target("cpu"), Settings()
+    net = capture_net("kinds", _Kinds().eval(), (torch.zeros(1, 3, 16, 16),), {}, settings, target)
+    problems = {problem.key: problem for region in net.regions for problem in region.problems}.values()
+    used = {name for name in MANIFEST if any(query_engine(load_engine(name), p, target)[0] for p in problems)}
+    works = {one.engine for one in engine_availability([target]) if "cpu" in one.devices}
+    assert {"cpu.pooling", "cpu.concat", "cpu.scale", "pruned.channels", "cpu.direct"} & works <= used, (
+        "the net is too plain"
+    )
+    assert used <= works
 
 
 def test_three_lines_say_how_many_engines_work_and_what_the_others_lack():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from convoy.package.tensor_file import read_tensors
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.plan.plan import Plan
 from convoy.program import Program
+from convoy.program.call_forms import CallArguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,24 +75,30 @@ class PackagedModule:
         return tuple(found)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on arguments like those of the exported module.
+        """Run on arguments like those of the exported module; inputs may be given by position or by their names (`inputs`).
 
         Raises:
             InputError: another structure, shape, dtype or device than was exported.
         """
         errors: list[InputError] = []
-        for program in self.programs:
+        for program, packed in zip(self.programs, self.packed, strict=True):
             assert program.captured is not None
-            try:
-                tensors = program.captured.flatten_inputs(args, kwargs)
-            except InputError as error:
-                errors.append(error)
-                continue
-            for tensor in tensors:
-                if tensor.device.type != "cpu":
-                    raise InputError("args", str(tensor.device), "tensors on the CPU, for which the package was made")
-            with torch.no_grad():
-                return program(args, kwargs)
+            refused: InputError | None = None
+            for form in _forms(packed, args, kwargs):
+                try:
+                    tensors = program.captured.flatten_inputs(*form)
+                except InputError as error:
+                    refused = refused or error  # about the form in which the user calls
+                    continue
+                for tensor in tensors:
+                    if tensor.device.type != "cpu":
+                        raise InputError(
+                            "args", str(tensor.device), "tensors on the CPU, for which the package was made"
+                        )
+                with torch.no_grad():
+                    return program(*form)
+            assert refused is not None
+            errors.append(refused)
         if len(errors) == 1:
             raise errors[0]
         shapes = "; or ".join(", ".join(str(one.spec) for one in program.inputs) for program in self.packed)
@@ -99,6 +106,16 @@ class PackagedModule:
 
     def __repr__(self) -> str:
         return f"PackagedModule({self.path!r}, model={self.model!r}, inputs=[{', '.join(str(i.spec) for i in self.inputs)}])"
+
+
+def _forms(packed: PackedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Generator[CallArguments]:
+    """The call as it is; then, if it gives every input, by position or by name, with fewer and fewer of them by position."""
+    yield args, kwargs
+    names = [one.name for one in packed.inputs]
+    if len(args) <= len(names) and kwargs.keys() == set(names[len(args) :]):
+        given = [*args, *(kwargs[name] for name in names[len(args) :])]
+        for count in range(len(names), -1, -1):
+            yield tuple(given[:count]), dict(zip(names[count:], given[count:], strict=True))
 
 
 def _shapes(args: Sequence[Any]) -> list[object]:

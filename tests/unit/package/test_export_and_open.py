@@ -17,6 +17,7 @@ from tests.unit.package.conftest import Block, Mixed, X, seeded, stock
 from tests.unit.program.fast_net import always_kept
 
 NONE = convoy.Settings(effort="none")
+SCALE = torch.full((1, 8, 1, 1), 0.5)
 
 
 def test_an_opened_package_gives_what_pytorch_gives(portable: Path) -> None:
@@ -144,3 +145,18 @@ def test_the_weights_are_used_where_they_lie(portable: Path) -> None:
 def test_a_module_without_plan_needs_arguments(tmp_path: Path) -> None:
     with pytest.raises(convoy.InputError, match="args"):
         convoy.export(nn.Conv2d(3, 4, 3).eval(), tmp_path / "net.convoy")
+
+
+@pytest.mark.parametrize("exported", [((X, SCALE), {}), ((X,), {"scale": SCALE}), ((), {"scale": SCALE, "x": X})])
+def test_inputs_by_position_and_by_name_are_one_call(
+    exported: tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    model, (args, kwargs) = seeded(Mixed), exported
+    convoy.export(model, tmp_path / "mixed.convoy", args, kwargs, settings=NONE)
+    net = convoy.open(tmp_path / "mixed.convoy")
+    with torch.no_grad():
+        wanted = model(X, SCALE)["map"]
+    for given, named in (((X, SCALE), {}), ((X,), {"scale": SCALE}), ((), {"scale": SCALE, "x": X})):
+        torch.testing.assert_close(net(*given, **named)["map"], wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(convoy.InputError):
+        net(X, gain=SCALE)

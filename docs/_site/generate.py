@@ -68,18 +68,11 @@ def _flowing(text: str | None) -> str:
 
 
 def _names(option: Any) -> str:
+    from convoy.cli.flag_names import value_word
+
+    value = "" if option.is_flag else value_word(option).replace("|", "\\|")
     names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
-    return names if option.is_flag else f"{names} `{_kind(option)}`"
-
-
-def _kind(option: Any) -> str:
-    """A word for an option's value: its own metavar, or its type's, in the words of old and new typer alike."""
-    if option.metavar:
-        return str(option.metavar)
-    found = getattr(option, "type", None)
-    kind = str(getattr(found, "name", "")) or str(option.type_descriptor.annotation).lower()
-    words = (("path", "PATH"), ("file", "PATH"), ("int", "N"), ("float", "X"))
-    return next((word for name, word in words if name in kind), "WORD")
+    return names if option.is_flag else f"{names} `{value}`"
 
 
 def _meaning(parameter: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
 
-from convoy.cli.flag_names import CommandLineError, FlagNames, UsageError
+from convoy.cli.flag_names import CommandLineError, FlagNames, UsageError, value_word
 from convoy.cli.output import say
 from convoy.errors import InputError, unknown_name
 
@@ -53,6 +53,9 @@ RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
 _NAMES: Final = "convoy.flag_names"
 """Key of the names of options in click's context."""
 
+MOST_UNGROUPED: Final = 6
+"""Arguments and options of a command up to which its help has one group alone."""
+
 OTHER: Final = "Options"
 """Heading of options without a group."""
 
@@ -95,8 +98,11 @@ class Command(TyperCommand):
             record = parameter.get_help_record(ctx)
             if record is None:
                 continue
+            record = (_left(parameter), record[1])
             if parameter.param_type_name == "argument":
                 arguments.append(record)
+            elif len(self.params) <= MOST_UNGROUPED:
+                options.setdefault(OTHER, []).append(record)
             else:
                 options.setdefault(getattr(parameter, "rich_help_panel", None) or OTHER, []).append(record)
         sections = {"Arguments": arguments, **{group: options[group] for group in GROUPS if group in options}}
@@ -105,6 +111,14 @@ class Command(TyperCommand):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+
+
+def _left(parameter: Any) -> str:
+    """The left column of the help: an argument's word, or an option's names and a word for its value."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper())
+    names = ", ".join(sorted((*parameter.opts, *parameter.secondary_opts), key=lambda name: name.startswith("--")))
+    return names if parameter.is_flag or parameter.count else f"{names} {value_word(parameter)}"
 
 
 class CommandGroup(TyperGroup):

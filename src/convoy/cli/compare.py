@@ -45,7 +45,7 @@ def compare(
     again: given.Again = False,
     report: options.Report = None,
 ) -> None:
-    """Run MODEL in every framework, each in a process of its own, outputs checked first; or try PyTorch's options on it."""
+    """Time MODEL in every framework, or with PyTorch's options. Outputs are checked first; each framework has its process."""
     kind = _kind(option_names, frameworks)
     name, path = _run_file(output, run, f"{kind}-{file_word(model)}.json")
     options.check_outputs({name: path, "--report": report})

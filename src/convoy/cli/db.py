@@ -23,12 +23,15 @@ app = typer.Typer(
     help="Look after the performance database.", no_args_is_help=True, cls=CommandGroup, rich_markup_mode=None
 )
 
+Db = Annotated[
+    Path | None, typer.Option("--db", help="The database; by default the one that CONVOY_DB names, or the user's own.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Problem = Annotated[str, typer.Option("--problem", help="Only problems whose key contains this.")]
 Engine = Annotated[str, typer.Option("--engine", help="Only this engine, by its id.")]
 Status = Annotated[str, typer.Option("--status", help="Only this status: ok, unsupported, compile_error, ...")]
 Target = Annotated[str, typer.Option("--target", help="Only targets whose digest begins with this.")]
-Partial = Annotated[bool, typer.Option("--partial", help="Take in the good rows although others are malformed.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Add the good rows even if others are malformed.")]
 
 ROWS_SHOWN = 50
 """Rows of a table when no limit is given: more scrolls the answer away."""
@@ -62,7 +65,7 @@ def _check_names(database: Database, *, engine: str, target: str) -> None:
 
 
 @app.command(cls=Command)
-def info(db: options.Db = None, as_json: Json = False) -> None:
+def info(db: Db = None, as_json: Json = False) -> None:
     """Print the database's path and its contents."""
     from convoy.report import print_table
 
@@ -83,7 +86,7 @@ def info(db: options.Db = None, as_json: Json = False) -> None:
 
 @app.command("list", cls=Command, short_help="List measurements, the fastest first.")
 def list_rows(
-    db: options.Db = None,
+    db: Db = None,
     problem: Problem = "",
     engine: Engine = "",
     status: Status = "",
@@ -91,7 +94,7 @@ def list_rows(
     limit: Annotated[int | None, typer.Option("--limit", help=f"Most rows; a table shows {ROWS_SHOWN}.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List measurements: a problem's together, the fastest first, failures last."""
+    """List measurements by problem: the fastest first, failures last."""
     from convoy.perfdb.record import to_record
     from convoy.report import print_table
 
@@ -126,7 +129,7 @@ def export(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="File to write: .csv (rows) or .jsonl (everything), also with .gz.")
     ],
-    db: options.Db = None,
+    db: Db = None,
     problem: Problem = "",
     engine: Engine = "",
     status: Status = "",
@@ -155,14 +158,14 @@ def export(
     say(f"{number} rows written to {path}")
 
 
-@app.command("import", cls=Command, short_help="Take in an export.")
+@app.command("import", cls=Command, short_help="Add the rows of an export.")
 def import_rows(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="An export: .csv or .jsonl, also with .gz.")],
-    db: options.Db = None,
+    db: Db = None,
     partial: Partial = False,
     as_json: Json = False,
 ) -> None:
-    """Take in an export, every row checked: the whole file, or nothing where a line is malformed."""
+    """Add the rows of an export to the database. Every row is checked; a malformed line refuses the whole file."""
     _check_there(path)
     with _open(db, create=True) as database:
         kept.database()
@@ -170,14 +173,14 @@ def import_rows(
     _tell(result, path, partial=partial, as_json=as_json)
 
 
-@app.command(cls=Command, short_help="Take in another database.")
+@app.command(cls=Command, short_help="Add the rows of another database.")
 def merge(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Another database, which is only read.")],
-    db: options.Db = None,
+    db: Db = None,
     partial: Partial = False,
     as_json: Json = False,
 ) -> None:
-    """Take in another database, every row checked: all of it, or nothing where a row is malformed."""
+    """Add the rows of another database. Every row is checked; a malformed row refuses the whole file."""
     _check_there(path)
     with _open(db, create=True) as database:
         kept.database()
@@ -211,7 +214,7 @@ def _tell(result: ImportResult, path: Path, *, partial: bool, as_json: bool) -> 
 
 @app.command(cls=Command, short_help="Remove measurements, or compiled code.")
 def clear(
-    db: options.Db = None,
+    db: Db = None,
     engine: Annotated[str, typer.Option("--engine", help="Only rows of this engine, by its id.")] = "",
     target: Annotated[str, typer.Option("--target", help="Only rows of this target: its whole digest.")] = "",
     compiled: Annotated[

@@ -162,6 +162,16 @@ def _flags(parameter: Any) -> list[str]:
     return [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("-")]
 
 
+def value_word(parameter: Any) -> str:
+    """A word for the value of an option in the help: its own metavar, or its type's, alike in all versions of typer."""
+    if parameter.metavar:
+        return str(parameter.metavar)
+    kind = str(getattr(getattr(parameter, "type", None), "name", ""))
+    kind = (kind or str(parameter.type_descriptor.annotation)).lower()
+    words = (("path", "PATH"), ("file", "PATH"), ("int", "N"), ("float", "X"))
+    return next((word for name, word in words if name in kind), "WORD")
+
+
 def _argument(parameter: Any) -> str:
     """The word that stands for an argument in the help."""
     return str(parameter.metavar or parameter.name.upper())

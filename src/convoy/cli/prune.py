@@ -50,7 +50,7 @@ def prune(
     output: given.Output = None,
     as_json: given.Json = False,
 ) -> None:
-    """Set weights of MODEL to zero by magnitude; fine-tune it, the zeros kept; write plain weights with true zeros."""
+    """Set the smallest weights of MODEL to zero, fine-tune the others, and write all of them as a .safetensors file."""
     if advise:
         from convoy.cli import advise as measured
 

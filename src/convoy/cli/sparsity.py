@@ -15,7 +15,7 @@ from convoy.errors import InputError
 def sparsity(
     model: options.Model,
     images: options.Input = None,
-    limit: Annotated[int | None, typer.Option("--images", help="Look at the first so many images alone.")] = None,
+    limit: Annotated[int | None, typer.Option("--images", help="Use the first so many images only.")] = None,
     size: options.Size = None,
     weights: options.Weights = None,
     trust: options.Trust = False,

@@ -43,7 +43,7 @@ def study(
     report: options.Report = None,
     again: given.Again = False,
 ) -> None:
-    """Measure convolution algorithms over swept layers, say where the winner changes, and learn criteria from it."""
+    """Time convolution algorithms over layer sizes, say where the fastest changes, and learn rules for `--effort none`."""
     from convoy.engines.competition import competing_engines
 
     if seconds < 0:

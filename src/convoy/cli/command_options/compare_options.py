@@ -18,7 +18,9 @@ Train = Annotated[
 ]
 Frameworks = Annotated[
     str | None,
-    typer.Option("--frameworks", help=f"Names separated by commas, by default {ALL}.", rich_help_panel=SUBJECT),
+    typer.Option(
+        "--frameworks", help=f"Names separated by commas, by default {ALL.replace(',', ', ')}.", rich_help_panel=SUBJECT
+    ),
 ]
 OptionNames = Annotated[
     str | None,
@@ -36,7 +38,9 @@ TimeS = Annotated[
     float,
     typer.Option(
         "--time-s",
-        help="Seconds that tuning of each case may take; Convoy predicts the rest. 0: no limit.",
+        "--time",
+        show_default=False,
+        help="Seconds that tuning of each case may take; Convoy predicts the rest. By default no limit.",
         rich_help_panel=TUNING,
     ),
 ]
@@ -48,7 +52,11 @@ Threads = Annotated[
 ]
 Rounds = Annotated[
     int,
-    typer.Option("--rounds", help="Interleaved rounds; slow calls get fewer.", rich_help_panel=MEASURING),
+    typer.Option(
+        "--rounds",
+        help="Timing rounds, in which the frameworks take turns; slow calls get fewer.",
+        rich_help_panel=MEASURING,
+    ),
 ]
 TimeoutS = Annotated[
     float,
@@ -62,7 +70,8 @@ Seconds = Annotated[
     float,
     typer.Option(
         "--seconds",
-        help="Begin nothing new after this time; the same command continues. 0: no limit.",
+        show_default=False,
+        help="Seconds after which nothing new begins; the same command continues. By default no limit.",
         rich_help_panel=MEASURING,
     ),
 ]
@@ -70,6 +79,7 @@ Jobs = Annotated[
     int,
     typer.Option(
         "--jobs",
+        show_default=False,
         help="Frameworks built at the same time; by default 1 on a CPU, several on a GPU.",
         rich_help_panel=MEASURING,
     ),

@@ -25,13 +25,15 @@ Scope = Annotated[
     str,
     typer.Option(
         "--scope",
-        help="Rank weights within each layer, or in all layers together: global.",
+        help="layer: rank weights within each layer; global: in all layers together.",
         rich_help_panel=PRUNING,
     ),
 ]
 Skip = Annotated[
     str | None,
-    typer.Option("--skip", help="Layers to leave unchanged: names, first, last; with commas.", rich_help_panel=PRUNING),
+    typer.Option(
+        "--skip", help="Layers to leave unchanged, separated by commas: names, first or last.", rich_help_panel=PRUNING
+    ),
 ]
 Finetune = Annotated[
     str | None,
@@ -58,7 +60,7 @@ Evaluate = Annotated[
 ]
 Images = Annotated[
     int | None,
-    typer.Option("--images", help="Use no more images of each than this.", rich_help_panel=FINETUNING),
+    typer.Option("--images", help="Use at most this many images of each data set.", rich_help_panel=FINETUNING),
 ]
 Batch = Annotated[
     int | None,

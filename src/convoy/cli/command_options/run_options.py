@@ -30,12 +30,12 @@ Split = Annotated[
     typer.Option(
         "--split",
         metavar="test|train|all",
-        help="Which images of --data; by default all, and test where the weights were trained on the others.",
+        help="Which images of --data; by default test if the weights were trained on the train part, else all.",
         rich_help_panel=ACCURACY,
     ),
 ]
 Images = Annotated[
-    int | None, typer.Option("--images", help="Run on no more images of --data than this.", rich_help_panel=ACCURACY)
+    int | None, typer.Option("--images", help="Run on at most this many images of --data.", rich_help_panel=ACCURACY)
 ]
 Batch = Annotated[
     int | None, typer.Option("--batch", help="Images in a call; by default the plan's.", rich_help_panel=MODEL)

@@ -12,7 +12,9 @@ from convoy.cli.command import MEASURING, MODEL, OUTPUT, PROCESSES, SUBJECT, TUN
 Batch = Annotated[
     int,
     typer.Option(
-        "--batch", help="Images of a GPU and step; with --strong, of all GPUs together.", rich_help_panel=MODEL
+        "--batch",
+        help="Images in a step of one GPU (or CPU process); with --strong, of all of them.",
+        rich_help_panel=MODEL,
     ),
 ]
 Dtype = Annotated[
@@ -23,10 +25,16 @@ Providers = Annotated[
     typer.Option("--providers", help="Who trains, separated by commas: torch.ddp, convoy.", rich_help_panel=SUBJECT),
 ]
 Weak = Annotated[
-    bool, typer.Option("--weak", help="Each GPU keeps its batch; this is the default.", rich_help_panel=SUBJECT)
+    bool,
+    typer.Option(
+        "--weak", help="Each GPU or process has --batch images; this is the default.", rich_help_panel=SUBJECT
+    ),
 ]
 Strong = Annotated[
-    bool, typer.Option("--strong", help="All GPUs share one batch; with --weak, both.", rich_help_panel=SUBJECT)
+    bool,
+    typer.Option(
+        "--strong", help="All GPUs or processes share --batch images; with --weak, both.", rich_help_panel=SUBJECT
+    ),
 ]
 Gpus = Annotated[
     str | None,
@@ -54,13 +62,15 @@ TimeoutS = Annotated[
     float,
     typer.Option(
         "--timeout-s",
-        help="Seconds that one number of GPUs and provider may take.",
+        help="Seconds that one provider may take on one number of GPUs.",
         rich_help_panel=MEASURING,
     ),
 ]
 RoundS = Annotated[
     float,
-    typer.Option("--round-s", help="Least seconds of each of the 7 timed rounds.", rich_help_panel=MEASURING),
+    typer.Option(
+        "--round-s", help="Least length of each of the 7 timed rounds, in seconds.", rich_help_panel=MEASURING
+    ),
 ]
 Output = Annotated[
     Path | None,

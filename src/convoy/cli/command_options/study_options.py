@@ -60,7 +60,8 @@ Seconds = Annotated[
     float,
     typer.Option(
         "--seconds",
-        help="Measure nothing new after this time; the same command continues. 0: no limit.",
+        show_default=False,
+        help="Seconds after which nothing new is measured; the same command continues. By default no limit.",
         rich_help_panel=MEASURING,
     ),
 ]
@@ -77,7 +78,7 @@ Output = Annotated[
     typer.Option(
         "--out",
         "-o",
-        help="The run file (JSON), by default study.json; the same command continues it.",
+        help="The run file (JSON); the same command continues it.",
         rich_help_panel=OUTPUT,
     ),
 ]

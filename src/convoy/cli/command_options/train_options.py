@@ -18,7 +18,7 @@ Data = Annotated[
     ),
 ]
 Images = Annotated[
-    int | None, typer.Option("--images", help="Train on no more images than this.", rich_help_panel=MODEL)
+    int | None, typer.Option("--images", help="Train on at most this many images.", rich_help_panel=MODEL)
 ]
 Batch = Annotated[
     int | None,
@@ -52,12 +52,18 @@ Momentum = Annotated[float, typer.Option("--momentum", help="Momentum of the opt
 WeightDecay = Annotated[
     float, typer.Option("--weight-decay", help="Weight decay of the optimizer.", rich_help_panel=TRAINING)
 ]
-Amp = Annotated[str | None, typer.Option("--amp", help="bf16: run under autocast.", rich_help_panel=TRAINING)]
+Amp = Annotated[
+    str | None, typer.Option("--amp", help="bf16: compute under autocast in that type.", rich_help_panel=TRAINING)
+]
 ClipGradNorm = Annotated[
     float | None,
-    typer.Option("--clip-grad-norm", help="Largest joint L2 norm of the gradients.", rich_help_panel=TRAINING),
+    typer.Option(
+        "--clip-grad-norm", help="Scale the gradients down to at most this joint L2 norm.", rich_help_panel=TRAINING
+    ),
 ]
-Accumulate = Annotated[int, typer.Option("--accumulate", help="Batches to an update.", rich_help_panel=TRAINING)]
+Accumulate = Annotated[
+    int, typer.Option("--accumulate", help="Batches in an update of the weights.", rich_help_panel=TRAINING)
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of order, augmentation and dropout.", rich_help_panel=TRAINING)]
 Stock = Annotated[
     bool,

@@ -29,7 +29,9 @@ def sections_of(run: Run) -> tuple[list[Card], list[Section]]:
         ordered = by_time(rows)
         words = tuple(_in_words(row) for row in ordered)
         table = frameworks_table(ordered)
-        sections.append(Section(rows[0].label(), _compare_lines(ordered), (table,), terminal=words))
+        sections.append(
+            Section(rows[0].label(), _compare_lines(ordered), (table,), terminal=words, about=_terms(table))
+        )
         drawn = (_kinds(ranked), _roofline(ranked), _timeline(ranked))
         sections += [section for section in drawn if section is not None]
     return cards, sections
@@ -125,6 +127,24 @@ def cell_of(row: Row, metric: str, form: str, scale: float = 1.0) -> Cell:
 def _in_words(row: Row) -> str:
     """How a framework was set, or why it was not measured."""
     return f"{row.provider}: {row.setting}" if row.ok else f"{row.provider}: {row.status}: {row.reason}"
+
+
+TERMS: Final = {
+    "latency ms": "latency: median of one call and the wait for the device, with its spread (+-), percentiles, and a bar.",
+    "over best": "over best: how many times the latency of the fastest.",
+    "call ms": "call: one of many calls back to back; images/s follows from it.",
+    "replay ms": "replay: the device's work alone, as a captured CUDA graph.",
+    "memory MiB": "memory: the most that the process held (GPU: that calls allocated).",
+    "start s": "start: until the framework was imported.",
+    "compile s": "compile: building the setting that won, and its first call; Convoy's tuning is in it.",
+    "error": "error: relative L2 error against float64.",
+}
+"""Column → what it means, a sentence each."""
+
+
+def _terms(table: Table) -> tuple[str, ...]:
+    """The meaning of the table's columns, for the page."""
+    return (" ".join(words for head, words in TERMS.items() if head in table.heads),)
 
 
 def _compare_lines(rows: Sequence[Row]) -> tuple[str, ...]:

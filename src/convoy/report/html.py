@@ -46,12 +46,32 @@ def render(summary: Summary) -> str:
         "total_text": total_text,
         "sum_text": sum_text,
         "table_notes": table_notes(summary),
+        "units": _units(summary.target),
+        "peak_rates": _peak_rates(summary.peaks),
         "times": times_figure(summary),
         "roofline": roofline_figure([asdict(layer) for layer in summary.layers], summary.peaks, summary.dtype),
         "break_even": for_widths(partial(break_even_chart, summary)),
         "timeline": for_widths(partial(timeline_chart, summary.timeline)),
     }
     return page("report.html", values)
+
+
+def _units(target: Mapping[str, Any]) -> str:
+    """How many threads a CPU's net ran on, or how many multiprocessors a GPU has."""
+    count = int(target["units"])
+    word = "multiprocessor" if target.get("device") == "cuda" else "thread"
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _peak_rates(peaks: Mapping[str, float]) -> str:
+    """The ceilings that were measured: copies, and arithmetic in each dtype."""
+    rates = [
+        f"{rate / 1e9:.0f} GFLOP/s in {name.removeprefix('flops_')}"
+        for name, rate in peaks.items()
+        if name.startswith("flops_")
+    ]
+    copies = [f"copies {peaks['bytes_per_s'] / 1e9:.0f} GB/s"] if "bytes_per_s" in peaks else []
+    return ", ".join([*copies, *rates])
 
 
 def page(template: str, values: Mapping[str, Any], styles: Sequence[str] = ("report.css",)) -> str:

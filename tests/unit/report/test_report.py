@@ -46,6 +46,16 @@ def test_the_roofline_needs_ceilings() -> None:
     assert "None" not in page
 
 
+def test_the_foot_says_what_was_measured_of_the_device() -> None:
+    found = summary()
+    page = render(found)
+    assert "(avx2, 2 threads)" in page
+    assert "Measured peak rates: copies 20 GB/s, 100 GFLOP/s in fp32." in page
+    gpu = dataclasses.replace(found, target={**found.target, "device": "cuda", "units": 132}, peaks={})
+    assert "132 multiprocessors" in render(gpu)
+    assert "peak rates:" not in render(gpu)
+
+
 def test_a_changed_script_would_not_match_the_policy() -> None:
     assert digest("alert(1)") != digest("alert(2)")
 

@@ -268,7 +268,7 @@ def _layers(row: Row) -> dict[str, float]:
 
 
 def _kinds(row: Row) -> dict[str, float]:
-    kinds = {} if has_predicted_layers(row) else row.detail.get("kinds", {})
+    kinds: Mapping[str, Any] = {} if has_predicted_layers(row) else row.detail.get("kinds", {})
     return {str(name): float(ms) for name, ms in kinds.items()}
 
 

@@ -1,12 +1,13 @@
 import importlib
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from convoy.engines.manifest import load_engine
 from convoy.measurement import detect_target, floor_us, peaks
-from convoy.measurement.device.peaks import Peaks
+from convoy.measurement.device.peaks import ROUNDS, Peaks, settled_rates
 from convoy.measurement.device.shortest_run import NO_RATE, Rate
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
 from convoy.support import Support
@@ -72,26 +73,33 @@ def test_on_a_busy_cpu_the_rates_of_one_thread_count_too(monkeypatch, settled):
     threads = torch.get_num_threads()
     asked = []
 
-    def rates(target, patience):
+    def memory():
+        alone = torch.get_num_threads() == 1
         asked.append(torch.get_num_threads())
-        assert patience == shortest_run_module.PATIENT
-        alone = len(asked) > 1
-        return {
-            "memory": Rate(17e9 if alone else 1e9, settled=settled or alone),
-            "cache": Rate(60e9, settled=True),
-            "fp32": Rate(90e9 if alone else 150e9, settled=True),
-        }
+        return Rate(17e9 if alone else len(asked) * 1e9, settled=settled or alone)
 
-    monkeypatch.setattr(measured, "_rates", rates)
+    fixed = {"cache": Rate(60e9, settled=True), "fp32": Rate(150e9, settled=True)}
+    measures = {"memory": memory, **{name: lambda rate=rate: rate for name, rate in fixed.items()}}
+    monkeypatch.setattr(measured, "_measures", lambda *_: measures)
     torch.set_num_threads(2)
     try:
         found = peaks(replace(detect_target("cpu"), name=f"busy {settled}"))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    assert asked == ([2] if settled else [2, 1])
+    assert asked == ([2] if settled else [2] * ROUNDS + [1])
     assert (found.bytes_per_s, found.flops) == (1e9 if settled else 17e9, {"fp32": 150e9})
     assert found.settled
+
+
+def test_a_rate_that_comes_again_in_another_round_is_settled():
+    rates = {"lucky": iter([90.0, 100.0, 99.0]), "never": iter([10.0, 20.0, 40.0, 1.0]), "quiet": iter([7.0])}
+
+    def measure(name):
+        return Rate(next(rates[name]), settled=name == "quiet")
+
+    found = settled_rates({name: partial(measure, name) for name in rates}, rounds=3)
+    assert found == {"lucky": Rate(100.0, True), "never": Rate(40.0, False), "quiet": Rate(7.0, True)}
 
 
 def test_compute_bound_problems_take_their_operations():

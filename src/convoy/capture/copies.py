@@ -166,7 +166,7 @@ def _copied(leaf: Any) -> Any:
             return own
     try:
         return copy.deepcopy(leaf)
-    except Exception as error:
+    except Exception as error:  # everything: __deepcopy__ and __reduce__ are the user's code
         raise CaptureError(f"an argument of type {type(leaf).__name__} cannot be copied for tuning: {error}") from error
 
 

@@ -113,7 +113,7 @@ def run() -> int:
         return 1
     except BrokenPipeError:
         return 1
-    except Exception as error:
+    except Exception as error:  # everything: the last resort, which shows the traceback
         if not interrupt.was_interrupted():
             say(f"convoy: internal error: {type(error).__name__}: {error}", err=True)
             traceback.print_exc()

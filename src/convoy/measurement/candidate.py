@@ -103,7 +103,7 @@ def _supporting(config: EngineConfig, problem: Problem, target: Target, extra: t
         support = engine.accepts(problem, target)
     except (InputError, ImportError, AttributeError) as error:
         raise Failure(Status.UNSUPPORTED, first_lines(f"cannot be loaded: {error}")) from error
-    except Exception as error:
+    except Exception as error:  # everything: an engine, for example the user's, may raise anything
         raise failure_of(error, Status.UNSUPPORTED) from error
     if not support:
         raise Failure(Status.UNSUPPORTED, support.reason)

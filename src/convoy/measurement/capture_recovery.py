@@ -65,7 +65,7 @@ def recover_failed_capture(
         with way:
             try:
                 yield
-            except BaseException as error:
+            except BaseException as error:  # everything, an interrupt too: it is the cause to raise
                 cause = error
                 raise
     except BaseException as error:  # mostly the error of ending the capture

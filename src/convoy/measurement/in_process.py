@@ -150,7 +150,7 @@ class InProcessRunner:
         refresh_memory_limit()
         try:
             return self._filled(ReferenceData(problem, self.target, sibling=sibling))
-        except Exception as error:
+        except Exception as error:  # everything: out of memory has several types; any other error is raised again
             if sibling is None or not is_out_of_memory(error):
                 raise
         sibling = None

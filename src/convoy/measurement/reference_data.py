@@ -92,7 +92,7 @@ class ReferenceData:
     def _made(self, kind: str) -> Data:
         try:
             return make_data(self.problem, SEED, kind, self.target.device)
-        except Exception as error:
+        except Exception as error:  # everything: out of memory has several types; any other error is raised again
             if not (is_out_of_memory(error) and self._spare(kind)):
                 raise
         return make_data(self.problem, SEED, kind, self.target.device)
@@ -122,7 +122,7 @@ class ReferenceData:
         while True:
             try:
                 return attempt()
-            except Exception as error:
+            except Exception as error:  # everything: out of memory has several types; any other error is raised again
                 fewer = _fewer(self.problem, self.checked)
                 if not is_out_of_memory(error) or (spared and not fewer):
                     self._check(before)

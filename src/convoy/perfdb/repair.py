@@ -75,7 +75,7 @@ def open_sound(path: Path, *, write_ahead: bool, timeout_s: float = 30.0) -> sql
             if sql.layout(connection) != sql.layout(new_file):
                 raise DamagedFileError("its tables are not those of a performance database")
         sql.set_journal(connection, write_ahead=write_ahead)
-    except BaseException:
+    except BaseException:  # everything, an interrupt too: the connection must be closed
         connection.close()
         raise
     return connection

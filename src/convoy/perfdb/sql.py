@@ -102,7 +102,7 @@ def connect(path: Path | str, timeout_s: float = 30.0) -> sqlite3.Connection:
     try:
         for pragma in _SETTINGS:
             connection.execute("PRAGMA " + pragma)
-    except BaseException:
+    except BaseException:  # everything, an interrupt too: the connection must be closed
         connection.close()
         raise
     connection.text_factory = _text
@@ -140,7 +140,7 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
     try:
         yield
         connection.execute("COMMIT")
-    except BaseException:
+    except BaseException:  # everything, an interrupt too: nothing may stay half written
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise

@@ -35,7 +35,7 @@ def measure_ceilings(target: Target, effort: Effort = Effort.QUICK) -> Peaks | N
     try:
         with phase("roofline ceilings"):
             found = peaks(target, brief=effort is Effort.NONE)
-    except Exception as error:
+    except Exception as error:  # everything: out of memory has several types; any other error is raised again
         if not is_out_of_memory(error):
             raise
         found = None

@@ -95,7 +95,7 @@ def with_counted_zeros(net: Net, settings: Settings, observer: Observer) -> Net:
     try:
         with phase("count zeros"):
             counted = replace(net, zeros=zero_shares(net.captured.graph, net.captured.constants, net.inputs))
-    except Exception as error:
+    except Exception as error:  # everything: out of memory has several types; any other error is raised again
         if not is_out_of_memory(error):
             raise
         counted = replace(net, zeros_uncounted=True)

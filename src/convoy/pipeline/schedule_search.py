@@ -121,7 +121,7 @@ class ScheduleSearch:
         try:
             program = self._build(steps)
             return program, *self._clock(self.program, program)
-        except Exception as error:
+        except Exception as error:  # everything: out of memory has several types; any other error is raised again
             if not is_out_of_memory(error):
                 raise
         return None

@@ -160,7 +160,7 @@ def _shares(program: Program) -> tuple[float, ...]:
     assert isinstance(runnable, CudaGraphProgram)
     try:
         return device_shares(runnable.eager, runnable.inputs)
-    except Exception as error:
+    except Exception as error:  # everything: out of memory has several types; any other error is raised again
         if not is_out_of_memory(error):
             raise
     torch.cuda.empty_cache()

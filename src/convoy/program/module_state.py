@@ -141,9 +141,7 @@ class ModuleState:
                 and sum(map(_VERSION, self._versioned)) == self._sum
                 and self._pointers.unmoved()
             )
-        except (
-            Exception
-        ):  # everything: an attribute's own __eq__ may raise, as a tensor's does; it is then another object
+        except Exception:  # everything: an attribute's own __eq__ may raise, as a tensor's does; then it differs
             return False
 
     def _holds_the_same(self) -> bool:

@@ -197,9 +197,7 @@ def _agreeing(stock: StockStep, of_graph: Callable[[], list[torch.Tensor]]) -> l
         own = _seeded(stock.run)
         rounding = end_to_end.errors_against(_seeded(stock.shaken), [t.double() for t in own])
         found = end_to_end.errors_against(own, exact)
-    except (
-        Exception
-    ):  # everything: an operator has no float64 kernel, it does not fit in memory, or the user's code fails
+    except Exception:  # everything: no float64 kernel, no memory for it, or the user's code fails
         torch.cuda.empty_cache()
         return None
     return None if end_to_end.why_wrong("", found, rounding, end_to_end.LEAST_ERROR) else exact

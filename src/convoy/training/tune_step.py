@@ -116,9 +116,7 @@ def observed_training_step(
         reason = str(error)
     except (InputError, SelectionError):
         raise
-    except (
-        Exception
-    ) as error:  # tuning runs compilers and kernels, and the user's code on copies: anything may come out of it
+    except Exception as error:  # everything: tuning runs compilers, kernels and the user's code on copies
         if isinstance(model, nn.parallel.DistributedDataParallel):  # the other processes may have gone on
             raise
         reason = f"tuning failed, with {type(error).__name__}: {first_line(error)}"

@@ -41,9 +41,7 @@ def read(file: Path) -> dict[str, torch.Tensor]:
         return _model_of_checkpoint(file)
     try:
         return load_safetensors(file)
-    except (
-        Exception
-    ) as error:  # everything: the library's own errors, and torch's for types and shapes that it does not know
+    except Exception as error:  # everything: the library's own errors, and torch's for unknown types and shapes
         said = escape_controls(f"Reading it failed: {_first_line(error)}")[:300]
         raise InputError("weights", str(file), "a whole .safetensors file", said) from error
 

@@ -209,7 +209,7 @@ def memory_limited(device: str, limit: int | None, *, isolate: bool) -> Generato
     enter_memory_limit(MemoryLimit.here(limit, isolate=isolate))
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # everything: out of memory has several types; any other error is raised again
         if not is_out_of_memory(error):
             raise
         expected = (

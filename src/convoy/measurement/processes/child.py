@@ -231,7 +231,7 @@ class ChildRunner:
         self._is_new = True
         try:
             self._received(self._worker, START_S)
-        except BaseException as error:
+        except BaseException as error:  # everything, an interrupt too: no worker may be left
             self._end_worker()
             if isinstance(error, (TimeoutError, WorkerEndedError)):
                 raise LaunchError(f"the measuring process did not start: {error}") from error

@@ -107,7 +107,7 @@ def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     while True:
         try:
             return exact(keep, device)
-        except Exception as error:
+        except Exception as error:  # everything: out of memory has several types; any other error is raised again
             if not is_out_of_memory(error):
                 raise
             short = error.with_traceback(None)  # the traceback would keep the memory in use

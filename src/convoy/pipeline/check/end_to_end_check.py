@@ -78,7 +78,7 @@ class EndToEndCheck(ABC):
                 with phase("check", "time"):
                     runs = {side.name: side.run for side in (theirs, mine)}
                     timed = interleave(runs, cuda=self.cuda, rounds=limits.rounds, most_s=limits.most_s)
-        except Exception as error:
+        except Exception as error:  # everything: out of memory has several types; any other error is raised again
             if not (self.cuda and is_out_of_memory(error)):
                 raise
         else:
@@ -144,7 +144,7 @@ def with_timeline(
             return program, measure_timeline(
                 eager_of(program.runnable), inputs, rounds=1 if effort is Effort.NONE else ROUNDS
             )
-    except Exception as error:
+    except Exception as error:  # everything: out of memory has several types; any other error is raised again
         if not is_out_of_memory(error):
             raise
     torch.cuda.empty_cache()

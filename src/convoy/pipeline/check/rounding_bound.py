@@ -38,7 +38,7 @@ def allowed_baseline(
         return baseline
     try:
         return max(baseline, rounded(), key=lambda found: found.rel_l2_error)
-    except Exception as error:
+    except Exception as error:  # everything: out of memory has several types; any other error is raised again
         if not is_out_of_memory(error):
             raise
     torch.cuda.empty_cache()

@@ -67,6 +67,7 @@ def test_links_lead_to_files_that_are_there(page: Path) -> None:
 def test_every_public_name_is_on_the_reference_page() -> None:
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     described = {name.rpartition(".")[2] for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
+    described |= set(re.findall(r"^      heading: convoy\.(\w+)$", page, re.MULTILINE))
     described |= {name for names in re.findall(r"members: \[(.*?)\]", page) for name in names.split(", ")}
     assert set(convoy.__all__) - {"__version__"} <= described
 

@@ -139,15 +139,15 @@ def decode(source: Path | io.BytesIO, name: str) -> Image:
 def _decoded(file: IO[bytes], name: str) -> Image:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    expected = "an image that Pillow can read: " + ", ".join(FORMATS)
     try:
         with Image.open(file, formats=FORMATS) as image:
             if image.width * image.height <= MOST_PIXELS:
                 return _rgb(ImageOps.exif_transpose(image))
             shown = f"{image.width}x{image.height}"
     except UnidentifiedImageError as error:  # its own words name no file
-        raise InputError("input", name, "an image of one of the formats " + ", ".join(FORMATS)) from error
+        raise InputError("input", name, expected) from error
     except Exception as error:  # Pillow's readers of damaged files fail in many ways
-        expected = "an image that Pillow can read: " + ", ".join(FORMATS)
         raise InputError("input", name, expected, f"It says: {_first_line(error)}") from error
     raise InputError("input", name, f"an image of at most {MOST_PIXELS // 1_000_000} megapixels", f"It is {shown}.")
 

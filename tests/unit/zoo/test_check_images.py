@@ -37,7 +37,7 @@ def test_what_cannot_be_read_is_named_and_left_out(
     reasons = {image.file.name: image.reason for image in unreadable}
     assert reasons.keys() == {"damaged.png", "text.jpg"}
     assert "truncated" in reasons["damaged.png"]
-    assert "expected an image of one of the formats BMP" in reasons["text.jpg"]
+    assert "expected an image that Pillow can read: BMP" in reasons["text.jpg"]
     assert (len(listed), len(checked)) == (19, 17)
     assert checked.files == tuple(file for file in listed.files if file.name not in reasons)
     assert checked.labels.tolist() == [{"circle": 0, "square": 1, "triangle": 2}[f.parent.name] for f in checked.files]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from convoy.functional import conv2d as conv2d
     from convoy.functional import engines as engines
     from convoy.package.export import export as export
+    from convoy.package.opening import open as open  # noqa: A004
     from convoy.package.packaged_module import PackagedModule as PackagedModule
-    from convoy.package.packaged_module import open_package as open  # noqa: A004
     from convoy.pipeline.optimize import load as load
     from convoy.pipeline.optimize import optimize as optimize
     from convoy.program.optimized_module import OptimizedModule as OptimizedModule

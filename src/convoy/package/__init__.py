@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convoy.package.export import export
+from convoy.package.opening import open  # noqa: A004
 from convoy.package.packaged_module import PackagedModule
-from convoy.package.packaged_module import open_package as open  # noqa: A004
 
 __all__ = ["PackagedModule", "export", "open"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,16 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
-from convoy.errors import InputError, PlanError
+from convoy.errors import CompileError, InputError, PlanError
 from convoy.graph.text import digest
 from convoy.package.archive import check_path
+from convoy.package.opening import open as open_package
 from convoy.package.plan_choice import baseline_plan, portable_plan
 from convoy.package.plan_regions import plan_regions
+from convoy.package.tensor_file import tensor_bytes
 from convoy.package.write import BoundNet, ModelInfo, write_package
 from convoy.pipeline.captured_net import captured_net
+from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.isolation import isolate, preserve_global_state
 from convoy.pipeline.model_arguments import checked_model
 from convoy.pipeline.net import Net
@@ -26,8 +30,10 @@ from convoy.pipeline.optimize import optimize
 from convoy.pipeline.optimize_result import NO_GRAPH
 from convoy.pipeline.plan_target import check_target, device_of, target_for
 from convoy.plan import Plan
-from convoy.program import OptimizedModule, bind
+from convoy.program import BoundPlan, OptimizedModule, Program, bind
 from convoy.program.call_forms import checked_arguments
+from convoy.program.native_chains import ChainedProgram
+from convoy.program.runnable_program import Runnable
 from convoy.program.verify_plan import verify_plan
 from convoy.settings import Numerics, Settings, checked_settings
 
@@ -99,8 +105,43 @@ def export(
         nets = [_bound_net(stock, request, options, portable=portable) for request in requests]
         shown = name or next((one.plan.model for one in requests if one.plan is not None), "") or type(stock).__name__
         info = ModelInfo(shown, target_for("cpu"), *normalisation)
-        write_package(Path(path), nets, info, portable=portable)
+        _write_checked(Path(path), nets, info, portable=portable)
     return Path(path)
+
+
+def _write_checked(path: Path, nets: Sequence[BoundNet], info: ModelInfo, *, portable: bool) -> None:
+    """Write a package under another name, compare the bits that it gives with those of the programs, and rename it.
+
+    Raises:
+        CompileError: the package's compiled code gives other bits.
+    """
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.new")
+    try:
+        write_package(temporary, nets, info, portable=portable)
+        opened = open_package(temporary, trust=True)
+        for net, program in zip(nets, opened.programs, strict=True):
+            if not _gives_same_bits(net.bound, program, opened.example_inputs(opened.programs.index(program))):
+                todo = "Set CONVOY_MAX_CPU_ISA to an instruction set of this CPU, and report this as a bug."
+                raise CompileError("package", "the packaged code gives other bits than the program", todo)
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError("output", str(path), "a path that can be written", str(error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _gives_same_bits(bound: BoundPlan, program: Program, inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Whether a packaged program gives the bits of the plan's own executables; true where those differ from run to run."""
+    own = ChainedProgram(bound, torch.device("cpu"))
+    assert program.runnable is not None
+    with torch.no_grad():
+        first, second, packaged = (_bits(run, inputs) for run in (own, own, program.runnable))
+    return first != second or first == packaged
+
+
+def _bits(run: Runnable, inputs: tuple[torch.Tensor, ...]) -> list[bytes]:
+    with fixed_seed():
+        return [bytes(tensor_bytes(tensor)) for tensor in run(inputs)]
 
 
 def _requests(

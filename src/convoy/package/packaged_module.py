@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from convoy.engines.torch_operators import DTYPES
-from convoy.errors import InputError, PackageError
-from convoy.measurement import detect_target
-from convoy.package.archive import read_archive
-from convoy.package.bind_package import OpenedParts, bound_program
-from convoy.package.kernels import functions_of, load_library, why_not_code
-from convoy.package.manifest import Manifest, check_sums, read_manifest
+from convoy.errors import InputError
+from convoy.package.manifest import Manifest
 from convoy.package.program_file import PackedProgram, PackedTensor
-from convoy.package.tensor_file import read_tensors
-from convoy.pipeline.isolation import preserve_global_state
 from convoy.plan.plan import Plan
 from convoy.program import Program
 from convoy.program.call_forms import CallArguments
@@ -62,11 +55,11 @@ class PackagedModule:
         """Outputs of the first program."""
         return self.packed[0].outputs
 
-    def example_inputs(self, seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """Inputs of the first program's shapes and dtypes: standard normal, or zeros for integers."""
-        draw = torch.Generator().manual_seed(seed)
+    def example_inputs(self, program: int = 0) -> tuple[torch.Tensor, ...]:
+        """Inputs of a program's shapes and dtypes: standard normal with a fixed seed, or zeros for integers."""
+        draw = torch.Generator().manual_seed(0)
         found: list[torch.Tensor] = []
-        for one in self.inputs:
+        for one in self.packed[program].inputs:
             dtype = DTYPES[one.spec.dtype]
             made = (
                 torch.randn(one.spec.shape, generator=draw) if dtype.is_floating_point else torch.zeros(one.spec.shape)
@@ -120,40 +113,3 @@ def _forms(packed: PackedProgram, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _shapes(args: Sequence[Any]) -> list[object]:
     return [list(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__ for one in args]
-
-
-def open_package(path: str | Path, *, trust: bool = False) -> PackagedModule:
-    """Open a package that `convoy.export` wrote. Needs no model source, and measures nothing.
-
-    Args:
-        path: the file. Weights are used where they lie in it: replace the file by renaming, do not write into it.
-        trust: run the compiled code that the package holds. Without it, its C kernels are compiled here from Convoy's own
-            sources, as the plan names them; that needs a C compiler, but no trust in the person who made the file.
-
-    Returns:
-        A callable with the arguments and results of the exported module.
-
-    Raises:
-        PackageError: the file is damaged, of another version, or for another machine.
-        CompileError: a kernel must be compiled, and cannot be.
-    """
-    archive = read_archive(path)
-    manifest = read_manifest(archive)
-    if not manifest.programs:
-        raise PackageError("package", archive.path, "at least one program")
-    if manifest.target.device != "cpu":
-        raise PackageError("package", manifest.target.device, "a package for a CPU", "GPU packages are not there yet.")
-    check_sums(archive, manifest)
-    functions = library = None
-    with preserve_global_state():
-        if trust and manifest.library:
-            reason = why_not_code(manifest.needs)
-            if reason:
-                todo = "Open it without trust, or export it here."
-                raise PackageError("package", archive.path, f"code for this machine, but {reason}", todo)
-            library = load_library(archive.view(manifest.library))
-            functions = functions_of(library, [kernel.function for kernel in manifest.kernels])
-        tensors = read_tensors(archive.view(manifest.weights), archive.path)
-        parts = OpenedParts(archive, manifest, tensors, functions, library, detect_target("cpu"))
-        made = [bound_program(parts, members) for members in manifest.programs]
-    return PackagedModule(archive.path, manifest, tuple(one for one, _ in made), tuple(packed for _, packed in made))

@@ -21,7 +21,7 @@ from torch import nn
 import convoy
 from convoy.engines.compilers import host_compiler
 from convoy.package import archive as archives
-from convoy.package import bind_package, kernels, packaged_module
+from convoy.package import bind_package, kernels, opening
 from convoy.package.archive import read_archive, write_archive
 from convoy.package.runtime_library import SOURCES
 from tests.unit.package import libconvoy as codes
@@ -127,13 +127,13 @@ def test_without_a_compiler_only_trusted_code_runs(portable: Path, monkeypatch: 
 
 
 def test_a_package_is_no_gpu_package(portable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = packaged_module.read_manifest
+    real = opening.read_manifest
 
     def on_gpu(archive: Any) -> Any:
         found = real(archive)
         return dataclasses.replace(found, target=dataclasses.replace(found.target, device="cuda"))
 
-    monkeypatch.setattr(packaged_module, "read_manifest", on_gpu)
+    monkeypatch.setattr(opening, "read_manifest", on_gpu)
     with pytest.raises(convoy.PackageError, match="GPU packages"):
         convoy.open(portable)
 

@@ -1,0 +1,61 @@
+"""Packages at the command line: exported, run on images, refused where they are damaged; the C runtime is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from convoy.engines.compilers.host_compiler import compiler_support
+from tests.e2e.command import Command
+
+pytestmark = pytest.mark.skipif(not compiler_support(), reason="needs a C compiler")
+
+POOLED = """
+import torch
+from torch import nn
+
+
+def pooled():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+"""
+EXPORT = ("--trust", "--batch", "2", "--size", "16", "--effort", "none", "--portable")
+
+
+def results(text: str) -> list[str]:
+    """The lines of inputs."""
+    return re.findall(r"^input \d: largest output \d .*$", text, re.MULTILINE)
+
+
+def test_a_package_is_exported_and_run(convoy_command: Command, folder: Path) -> None:
+    (folder / "pooled.py").write_text(POOLED, encoding="utf-8")
+    (folder / "photographs").mkdir()
+    draw = torch.Generator().manual_seed(0)
+    for index in range(3):  # one and a half batches
+        pixels = torch.randint(0, 256, (16, 16, 3), generator=draw, dtype=torch.uint8).numpy()
+        Image.fromarray(pixels).save(folder / "photographs" / f"{index}.png")
+    assert "net.convoy: " in convoy_command.works("export", "pooled.py:pooled", *EXPORT, "-o", "net.convoy")
+    built = convoy_command.works("run", "net.convoy", "--input", "photographs/")
+    assert len(results(built)) == 3
+    assert results(convoy_command.works("run", "net.convoy", "--trust", "--input", "photographs/")) == results(built)
+    assert len(results(convoy_command.works("run", "net.convoy"))) == 2
+    assert "--batch" in convoy_command.refused("run", "net.convoy", "--batch", "3")
+    assert "--plan" in convoy_command.refused("run", "pooled.py:pooled", "--trust")
+    path = folder / "net.convoy"
+    path.write_bytes(path.read_bytes()[:-7])
+    assert "whole .convoy package" in convoy_command.refused("run", "net.convoy")
+
+
+def test_layers_without_c_kernels_are_named(convoy_command: Command, folder: Path) -> None:
+    line = convoy_command.refused("export", "net.py:small", *EXPORT, "-o", "no.convoy")
+    assert "mean" in line
+    assert not (folder / "no.convoy").exists()
+
+
+def test_the_runtime_is_written(convoy_command: Command, folder: Path) -> None:
+    convoy_command.works("runtime", "libconvoy")
+    assert {"convoy.h", "net.c", "libconvoy.so"} <= {one.name for one in (folder / "libconvoy").iterdir()}

@@ -344,7 +344,7 @@ def test_a_default_device_and_a_dispatch_mode_around_the_first_call(
 @pytest.mark.parametrize(
     ("given", "named", "hint"),
     [
-        ({"efort": "none"}, "options: got .'efort", "Did you mean effort"),
+        ({"efort": "none"}, "options: got 'efort'", "Did you mean effort"),
         ({"time_s": "3"}, "time_s", "number of seconds"),
         ({"only_engines": ("atten",)}, "only_engines", "aten"),
     ],

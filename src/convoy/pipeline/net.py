@@ -15,6 +15,7 @@ from convoy.engines.activation_sparsity import SparsityShares
 from convoy.engines.base import Engine
 from convoy.engines.competition import competing_engines, load_competitor
 from convoy.errors import CaptureError, InputError
+from convoy.measurement import Peaks
 from convoy.pipeline.search_pruning import (
     skips_layout_search,
 )
@@ -44,6 +45,7 @@ class Net:
             counted.
         zeros_uncounted: whether there was no memory to count them.
         original: the captured graph before any pass, for the oracle; None if it is not kept.
+        ceilings: the device's peak rates, for floors; None if they are not known (yet).
     """
 
     name: str
@@ -58,6 +60,7 @@ class Net:
     zeros: Mapping[str, SparsityShares] = field(default_factory=dict[str, SparsityShares])
     zeros_uncounted: bool = False
     original: Captured | None = None
+    ceilings: Peaks | None = None
 
     @property
     def regions_by_nodes(self) -> dict[tuple[str, tuple[str, ...]], Region]:

@@ -74,7 +74,7 @@ def tune_whole(
             clock = Stopwatch()
             net = with_counted_zeros(net, settings, watch)
             check = NetCheck(net, isolated, settings.effort)
-            net = dataclasses.replace(net, original=None)  # the check has run it
+            net = dataclasses.replace(net, original=None, ceilings=ceilings)  # the check has run the original
             job = _Job(model, (args, kwargs), isolated, net, settings, ceilings, check, tuner)
             tuned = tune_in_time(net, settings, database, watch, deadline, partial(job.build, database, clock, watch))
         return job.conclude(tuned)

@@ -163,7 +163,8 @@ class TrainingJob:
             ceilings = measure_ceilings(self.target, settings.effort)
             clock = Stopwatch()
             build = partial(self._build, ceilings, database, clock, watch)
-            tuned = tune_in_time(self.net, settings, database, watch, deadline, build)
+            net = dataclasses.replace(self.net, ceilings=ceilings)
+            tuned = tune_in_time(net, settings, database, watch, deadline, build)
         return self._conclude(tuned.built, tuned.found, ceilings)
 
     def _build(

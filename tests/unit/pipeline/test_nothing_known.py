@@ -11,8 +11,8 @@ from torch import nn
 
 import convoy
 from convoy import plan as plans
-from convoy.measurement import peaks
-from convoy.pipeline import OptimizeResult, optimize_model
+from convoy.measurement import Peaks, peaks
+from convoy.pipeline import OptimizeResult, ceilings, optimize_model
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.ceilings import problem_floor
 from convoy.pipeline.isolation import isolate
@@ -20,6 +20,7 @@ from convoy.pipeline.measure_net import NOTHING_KNOWN, prediction_notes
 from convoy.pipeline.plan_target import target_for
 from convoy.report.html import render
 from convoy.report.tables import headlines, print_summary, speedup
+from convoy.target import Target
 from convoy.tune import SearchResult
 
 
@@ -37,6 +38,22 @@ def result(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Optimi
     database = tmp_path_factory.mktemp("empty") / "perf.db"
     settings = convoy.Settings(db=database, effort=convoy.Effort.NONE)
     return optimize_model(model, (torch.randn(1, 3, 32, 32),), name="small", settings=settings)
+
+
+def test_floors_come_from_the_rates_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def rates(target: Target, *, brief: bool = False) -> Peaks:
+        asked.append(brief)
+        return Peaks(1e9 / len(asked), {"fp32": 1e6 / len(asked)})  # lower with each measurement
+
+    monkeypatch.setattr(ceilings, "peaks", rates)
+    settings = convoy.Settings(db=tmp_path / "perf.db", effort=convoy.Effort.NONE)
+    found = optimize_model(nn.Conv2d(3, 8, 3).eval(), (torch.randn(1, 3, 8, 8),), name="one", settings=settings)
+    assert asked == [True]
+    (layer,) = found.summary.layers
+    assert layer.floor_us == pytest.approx(layer.flops)
+    assert layer.median_us == pytest.approx(layer.floor_us, rel=0.01)
 
 
 def test_nothing_is_below_its_floor_and_every_time_is_marked(result: OptimizeResult) -> None:
@@ -100,7 +117,7 @@ def test_floors_of_problems_are_those_of_the_report(model: nn.Module, result: Op
     settings = convoy.Settings(db=tmp_path / "perf.db")
     target = target_for("cpu")
     net = captured_net("small", isolate(model, (torch.randn(1, 3, 32, 32),), {}), settings, target)
-    floor = problem_floor(net, peaks(target))
+    floor = problem_floor(net, peaks(target, brief=True))
     assert floor is not None
     problems = {problem.key: problem for region in net.regions for problem in region.problems}
     for layer in result.summary.layers:

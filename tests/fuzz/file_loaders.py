@@ -500,6 +500,41 @@ def pt2() -> Loader:
     return Loader("pt2", ".pt2", _read_program, [_program()], share=0.2)
 
 
+def _onnx() -> bytes:
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    weight = numpy_helper.from_array(np.ones((2, 3, 3, 3), np.float32), "w")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Clip", ["c"], ["r"], min=0.0, max=6.0),
+        helper.make_node("Resize", ["r", "", "s"], ["u"], mode="nearest"),
+        helper.make_node("Flatten", ["u"], ["y"]),
+    ]
+    scales = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "s")
+    value = helper.make_tensor_value_info
+    inputs, outputs = [value("x", TensorProto.FLOAT, ["n", 3, 8, 8])], [value("y", TensorProto.FLOAT, ["n", 128])]
+    graph = helper.make_graph(nodes, "net", inputs, outputs, [weight, scales])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+
+
+@loader
+def onnx() -> Loader:
+    """ONNX files, as far as their nodes and constants; running the graph is PyTorch's."""
+    from convoy.errors import InputError
+    from convoy.zoo.onnx_model.module import OnnxModule
+    from convoy.zoo.onnx_model.read import read_graph
+    from convoy.zoo.onnx_model.value import UnsupportedOnnxError
+
+    def load(path: Path) -> object:
+        try:
+            return OnnxModule(read_graph(path))
+        except UnsupportedOnnxError as error:
+            raise InputError("model", str(path), "supported operators", str(error)) from error
+
+    return Loader("onnx", ".onnx", load, [_onnx()], share=0.3)
+
+
 def _entry(name: str) -> Loader:
     """A sound archive of a program with one damaged entry."""
     whole = _program()

@@ -62,15 +62,21 @@ def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.M
         raise _unreadable(file, error) from error
     if checked is not None:
         check_sizes(module, program, checked.sizes)
-    # An exported module refuses .eval() and .train(): its mode is what it was exported in. Those of every module, which set
-    # flags that its graph does not read, let it go where any module goes.
+    args, kwargs = program.example_inputs or ((), {})
+    return ready_module(module, tuple(args) if args and not kwargs else None)
+
+
+def ready_module(module: nn.Module, example: tuple[Any, ...] | None) -> nn.Module:
+    """An exported module in evaluation mode, with its example inputs as `example_input_array` where there are some.
+
+    An exported module refuses .eval() and .train(): its mode is what it was exported in. Those of every module, which set flags
+    that its graph does not read, let it go where any module goes.
+    """
     for name in ("eval", "train"):
         module.__dict__.pop(name, None)
     module.eval()
-    if program.example_inputs is not None:
-        args, kwargs = program.example_inputs
-        if not kwargs:
-            vars(module)["example_input_array"] = tuple(args)
+    if example is not None:
+        vars(module)["example_input_array"] = example
     return module
 
 

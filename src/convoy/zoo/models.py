@@ -21,6 +21,7 @@ from convoy.zoo.exported import load_program
 from convoy.zoo.head import fit_heads_to
 from convoy.zoo.image_size import sides
 from convoy.zoo.initial import calibrate, initialise
+from convoy.zoo.onnx_model import load_onnx
 from convoy.zoo.torchvision_import import import_torchvision
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -28,6 +29,8 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, 
 
 SEED = 0
 """Seed of randomly initialised models: the same name gives the same weights."""
+
+ONNX = ".onnx"
 
 TIMM = "timm:"
 """Prefix of timm's names."""
@@ -53,11 +56,11 @@ def load_model(
     Args:
         name: a torchvision name (`alexnet`), `timm:NAME`, a net of `convoy.zoo.cifar` (`resnet20_cifar10`),
             `path/to/file.py:factory` (a function without arguments, or a class, that gives an `nn.Module`; needs `trust`),
-            or a program saved by `torch.export.save` (`net.pt2`).
+            a program saved by `torch.export.save` (`net.pt2`), or an ONNX file (`net.onnx`).
         weights: `DEFAULT` (torchvision's or timm's own, by their own download), a .safetensors file with exactly the
             model's names and shapes (the last layer may have another number of outputs), a checkpoint of `convoy train`,
             or None: a random initialisation with a fixed seed that keeps activations near unit scale and batch-norm
-            statistics non-trivial, so that a numerical error shows. A .pt2 has weights of its own.
+            statistics non-trivial, so that a numerical error shows. A .pt2 and an .onnx have weights of their own.
         dtype: `fp32`, `fp16`, `bf16` or `fp64`; a .pt2 must have been exported in it.
         num_classes: outputs of the last layer, for torchvision and timm; None: as the weights file has it, else the
             model's own default.
@@ -71,7 +74,9 @@ def load_model(
     if num_classes is not None and num_classes < 1:
         raise InputError("num_classes", num_classes, "an integer of at least 1, or None")
     if is_exported(name):
-        _refuse(weights, num_classes, "a .pt2 has its own weights and classes")
+        _refuse(weights, num_classes, "the file has its own weights and classes")
+        if name.endswith(ONNX):
+            return load_onnx(Path(name), kind)
         return load_program(Path(name), kind, trust=trust)
     file, factory = split_factory(name)
     if file is not None and not file.is_file():
@@ -97,8 +102,8 @@ def load_model(
 
 
 def is_exported(name: str) -> bool:
-    """Whether a name means a saved torch.export program."""
-    return name.endswith(".pt2")
+    """Whether a name means a file that holds a whole net: a saved torch.export program, or an ONNX file."""
+    return name.endswith((".pt2", ONNX))
 
 
 def split_factory(name: str) -> tuple[Path | None, str]:
@@ -135,8 +140,8 @@ def unknown_model(name: str) -> InputError:
         known = model_names()
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     todo = f"Did you mean {', '.join(near)}?" if near else ""
-    expected = "a torchvision name, timm:NAME, path/to/file.py:factory or a .pt2 file"
-    if "/" in name or name.endswith((".pt", ".pth", ".safetensors", ".onnx")):
+    expected = "a torchvision name, timm:NAME, path/to/file.py:factory, a .pt2 or an .onnx file"
+    if "/" in name or name.endswith((".pt", ".pth", ".safetensors")):
         todo = "Weights alone are no model: name the model, and give the file as weights (.safetensors)."
     return InputError("model", name, expected, todo)
 

@@ -30,7 +30,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="alexnet or any torchvision name, timm:NAME, resnet20_cifar10, FILE.py:FACTORY (with --trust), or a .pt2 program.",
+        help="A torchvision name (alexnet), timm:NAME, resnet20_cifar10, FILE.py:FACTORY (with --trust), a .pt2 or .onnx file.",
     ),
 ]
 Trust = Annotated[

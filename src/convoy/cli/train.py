@@ -92,7 +92,7 @@ def check_readable_again(model: str, output: Path) -> None:
     from convoy.zoo.models import is_exported
 
     if is_exported(model):
-        todo = "A .pt2 has its own weights. Name the model, or FILE.py:FACTORY."
+        todo = "A .pt2 or an .onnx file has its own weights. Name the model, or FILE.py:FACTORY."
         raise InputError("--out", str(output), "no file of weights with an exported program", todo)
 
 

@@ -39,6 +39,7 @@ from convoy.errors import InputError
 from convoy.pipeline.check.end_to_end import ORACLE_FLOPS, exact_outputs, float_outputs
 from convoy.typed_torch import from_numpy, in_memory_format, save_safetensors
 from convoy.zoo import check_inputs, example_args, input_size, load_model, parse_dtype
+from convoy.zoo.models import is_exported
 
 Turn = Callable[[], AbstractContextManager[None]]
 """Gives a context in which the device is ours alone."""
@@ -86,7 +87,7 @@ def read(folder: Path) -> CaseInputs:
 
 def export_onnx(case: Case, material: CaseInputs) -> None:
     """Write the model as ONNX: in fp16 where that is asked for, else in fp32."""
-    own = case.model.endswith(".pt2")
+    own = is_exported(case.model)
     dtype = "fp16" if case.dtype == "fp16" else "fp32"
     weights = case.weights if case.weights == "DEFAULT" else str(material.weights_path)
     model = load_model(case.model, weights=None if own else weights, dtype=dtype, trust=case.trust)

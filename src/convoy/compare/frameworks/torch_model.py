@@ -18,6 +18,7 @@ from convoy.measurement.device.heap import keep_freed_memory
 from convoy.pipeline.check.end_to_end import float_outputs
 from convoy.typed_torch import backward, from_numpy, in_memory_format
 from convoy.zoo import load_model, parse_dtype
+from convoy.zoo.models import is_exported
 
 FORMATS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 
@@ -43,7 +44,7 @@ def load_net(case: Case, material: CaseInputs, layout: str = "nchw", *, keep_mem
         if keep_memory:
             keep_freed_memory()
         torch.set_num_threads(case.threads)
-    own = case.model.endswith(".pt2")
+    own = is_exported(case.model)
     dtype = "fp32" if case.training else case.dtype
     weights = case.weights if case.weights == "DEFAULT" else str(material.weights_path)
     model = load_model(case.model, weights=None if own else weights, dtype=dtype, trust=case.trust)

@@ -26,7 +26,8 @@ def _pads(
         return [int(pad) for pad in node.get("pads", [0] * 2 * sides)]
     if mode == "VALID":
         return [0] * 2 * sides
-    begins, ends = [], []
+    begins: list[int] = []
+    ends: list[int] = []
     for side in range(sides):
         size, reach = int(x.shape[2 + side]), (kernel[side] - 1) * dilations[side] + 1
         total = max(0, (math.ceil(size / strides[side]) - 1) * strides[side] + reach - size)

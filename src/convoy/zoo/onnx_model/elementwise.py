@@ -87,7 +87,7 @@ _REDUCTIONS: Final[dict[str, Callable[[torch.Tensor, list[int], bool], torch.Ten
     "ReduceSum": lambda x, axes, keep: x.sum(axes, keepdim=keep),
     "ReduceMax": lambda x, axes, keep: x.amax(axes, keepdim=keep),
     "ReduceMin": lambda x, axes, keep: x.amin(axes, keepdim=keep),
-    "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keepdim=keep),
+    "ReduceL2": lambda x, axes, keep: x.square().sum(axes, keepdim=keep).sqrt(),
     "ReduceSumSquare": lambda x, axes, keep: x.square().sum(axes, keepdim=keep),
 }
 
@@ -102,12 +102,12 @@ def _reduce(node: Node, inputs: Inputs) -> torch.Tensor:
 
 
 def _arg(node: Node, inputs: Inputs) -> torch.Tensor:
-    run = torch.argmax if node.operator == "ArgMax" else torch.argmin
-    return run(tensor(inputs[0]), int(node.get("axis", 0)), keepdim=bool(node.get("keepdims", 1)))
+    x, axis, keep = tensor(inputs[0]), int(node.get("axis", 0)), bool(node.get("keepdims", 1))
+    return torch.argmax(x, axis, keep) if node.operator == "ArgMax" else torch.argmin(x, axis, keep)
 
 
 def _where(_node: Node, inputs: Inputs) -> torch.Tensor:
-    return torch.where(*(tensor(value) for value in inputs[:3]))
+    return torch.where(*(tensor(value) for value in inputs[:3]))  # pyright: ignore[reportUnknownVariableType] - torch annotates no arg-reduction
 
 
 ONNX_DTYPES: Final = {

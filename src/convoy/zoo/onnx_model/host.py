@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -90,7 +91,9 @@ def _range(_node: Node, values: list[Any]) -> Array:
     start, limit, delta = (value.reshape(()).item() for value in values)
     if delta == 0 or (limit - start) / delta > MOST_VALUES:
         raise UnsupportedOnnxError("Range of many values")
-    return np.arange(start, limit, delta, dtype=values[0].dtype)
+    return np.array(
+        [start + delta * at for at in range(max(0, math.ceil((limit - start) / delta)))], dtype=values[0].dtype
+    )
 
 
 def _pair(run: Callable[[Any, Any], Any]) -> Callable[[Node, list[Any]], Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
 
 from convoy.errors import InputError
+from convoy.typed_torch import from_numpy, l2_norm
 from convoy.untrusted import escape_controls
 from convoy.zoo.exported import ready_module
 from convoy.zoo.onnx_model.module import OnnxModule
@@ -105,8 +107,9 @@ def _export(module: nn.Module, dtype: torch.dtype, args: tuple[torch.Tensor, ...
     program = torch.export.export(module.to(dtype), args, dynamic_shapes=dynamic, strict=False)
     for node in program.graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape):
-            _check_size(value.numel(), node.name)
+        count = value.numel() if isinstance(value, torch.Tensor) else 0
+        if type(count) is int:  # and no symbol of a size that may vary
+            _check_size(count, node.name)
     return program.module()
 
 
@@ -130,24 +133,27 @@ def _to(example: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _compare(file: Path, module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
     try:
-        import onnxruntime
+        runtime: Any = importlib.import_module("onnxruntime")
     except ImportError:
         return
-    options = onnxruntime.SessionOptions()
+    options = runtime.SessionOptions()
     options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        names = [one.name for one in session.get_inputs()]
-        wanted = session.run(None, {name: one.numpy() for name, one in zip(names, args, strict=True)})
+        session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        names: list[str] = [one.name for one in session.get_inputs()]
+        wanted: list[Any] = session.run(None, {name: one.numpy() for name, one in zip(names, args, strict=True)})
     except Exception:  # what ONNX Runtime cannot run is no reference
         return
     with torch.no_grad():
         found = module(*args)
-    for own, other in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
-        exact = torch.from_numpy(other)
-        if not exact.is_floating_point() or not float(exact.norm()):
+    outputs: tuple[torch.Tensor, ...] = (
+        cast("tuple[torch.Tensor, ...]", found) if isinstance(found, tuple) else (found,)
+    )
+    for own, other in zip(outputs, wanted, strict=True):
+        exact = from_numpy(other)
+        if not exact.is_floating_point() or not l2_norm(exact):
             continue
-        error = float((own - exact).norm() / exact.norm())
+        error = l2_norm(own - exact) / l2_norm(exact)
         if not error <= MOST_ERROR:
             todo = f"The relative error is {error:.1e}. Please report this file; use the PyTorch model that it was exported from."
             raise InputError("model", str(file), "a net that PyTorch computes as ONNX Runtime does", todo)

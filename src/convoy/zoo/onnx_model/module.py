@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from torch import nn
 
+from convoy.typed_torch import from_numpy
 from convoy.zoo.onnx_model import host
 from convoy.zoo.onnx_model.convolutions import CONVOLUTIONS
 from convoy.zoo.onnx_model.elementwise import ELEMENTWISE
@@ -50,7 +51,7 @@ class OnnxModule(nn.Module):
         }
         used = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
         for index, (name, value) in enumerate((n, v) for n, v in graph.constants.items() if n in used):
-            made = torch.from_numpy(np.array(value))
+            made = from_numpy(np.array(value))
             if made.is_floating_point() and name not in statistics:
                 self.register_parameter(f"weight_{index}", nn.Parameter(made))
                 self.names[name] = f"weight_{index}"
@@ -69,7 +70,7 @@ class OnnxModule(nn.Module):
             values[name] = Constant(self.graph.constants[name], getattr(self, attribute))
         for node in self.graph.nodes:
             found = self._compute(node, [values[name] if name else None for name in node.inputs])
-            outputs = found if isinstance(found, tuple) else (found,)
+            outputs: tuple[Any, ...] = cast("tuple[Any, ...]", found) if isinstance(found, tuple) else (found,)
             values.update({name: value for name, value in zip(node.outputs, outputs, strict=False) if name})
         results = tuple(self._result(values[name]) for name in self.graph.outputs)
         return results[0] if len(results) == 1 else results
@@ -92,4 +93,4 @@ class OnnxModule(nn.Module):
     def _result(value: Value) -> torch.Tensor:
         if isinstance(value, Constant):
             return value.tensor.clone()
-        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        return from_numpy(value) if isinstance(value, np.ndarray) else value

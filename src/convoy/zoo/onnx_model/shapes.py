@@ -79,8 +79,9 @@ def _split(node: Node, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     if given is None:
         count = int(node.get("num_outputs", len(node.outputs)))
         return torch.split(x, -(-x.shape[axis] // count), axis)
-    sizes = list(given) if isinstance(given, list | tuple) else integers(given, "sizes of a split")
-    return torch.split(x, [int(size) for size in sizes], axis)
+    old: list[int] | None = node.get("split")
+    sizes = old if old is not None else integers(given, "sizes of a split")
+    return torch.split(x, sizes, axis)
 
 
 def _slice(node: Node, inputs: Inputs) -> torch.Tensor:
@@ -203,7 +204,14 @@ def _space_to_depth(node: Node, inputs: Inputs) -> torch.Tensor:
 
 def _expand(_node: Node, inputs: Inputs) -> torch.Tensor:
     x, sizes = tensor(inputs[0]), integers(inputs[1], "a shape")
-    return x.expand(torch.broadcast_shapes(x.shape, tuple(sizes)))
+    return x.expand(_broadcast(list(x.shape), sizes))
+
+
+def _broadcast(left: list[int], right: list[int]) -> list[int]:
+    """The sizes of two shapes together; a side of 1 takes the other's."""
+    rank = max(len(left), len(right))
+    pairs = zip([1] * (rank - len(left)) + left, [1] * (rank - len(right)) + right, strict=True)
+    return [b if a == 1 else a for a, b in pairs]
 
 
 def _tile(_node: Node, inputs: Inputs) -> torch.Tensor:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from convoy.typed_torch import from_numpy
+
 Array = np.ndarray[Any, Any]
 
 
@@ -70,7 +72,7 @@ def tensor(value: Value | None) -> torch.Tensor:
         raise UnsupportedOnnxError("an input is left out that is needed")
     if isinstance(value, torch.Tensor):
         return value
-    return value.tensor if isinstance(value, Constant) else torch.from_numpy(np.array(value))
+    return value.tensor if isinstance(value, Constant) else from_numpy(np.array(value))
 
 
 def array(value: Value | None, what: str) -> Array:

@@ -64,11 +64,8 @@ CHRONICLES = ROOT / "docs" / "notes"
 """Notes say what was done on some day, in the words of that day."""
 
 NOT_CLEAN_YET: dict[str, int] = {
-    "compare": 2,
-    "engines": 3,
     "engines/triton": 4,
     "pipeline": 1,
-    "zoo": 2,
 }
 """Folder of `src/convoy`, or page → retired words that are left."""
 

@@ -68,7 +68,7 @@ class Executable(ABC):
 
     allocates_results: bool = False
     """True where the library below offers no form that writes to a given tensor: results are then new tensors of the
-    framework (inside a CUDA graph they come from the graph's own pool). All engines of ours leave this False."""
+    framework (inside a CUDA graph they come from the graph's own pool). Convoy's own engines leave this False."""
 
     deterministic: bool = True
     """Whether the same inputs give the same bits in every launch."""

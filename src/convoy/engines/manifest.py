@@ -132,6 +132,6 @@ def _load_extra(engine: str, location: str) -> Engine:
         raise InputError("engine", engine, expected, f"Importing {location} says {says}.") from error
     if not isinstance(made, Engine):
         raise InputError("engine", engine, f"an Engine at {location}, not a {type(made).__name__}")
-    if made.id != engine and engine not in MANIFEST:  # a stand-in for one of ours may be any engine
+    if made.id != engine and engine not in MANIFEST:  # a stand-in for one of Convoy's own may be any engine
         raise InputError("engine", engine, f"the id that {location} has, {made.id!r}", "Rows and plans go by it.")
     return made

@@ -118,7 +118,7 @@ class _Linear(Executable):
 
 
 class _Piece(Executable):
-    """The operators of a piece, every floating value of it in float64."""
+    """The operators of a subgraph, with every floating-point value in float64."""
 
     def __init__(self, problem: SubgraphProblem) -> None:
         self._function = compile_graph(parse_subgraph(problem.text), double=True)

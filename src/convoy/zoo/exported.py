@@ -100,7 +100,7 @@ def _quiet() -> Generator[None]:
 def _refused(file: Path, refused: RefusedError) -> InputError:
     if not refused.is_code:
         return InputError("model", str(file), "a whole program written by torch.export.save", refused.found)
-    todo = f"{refused.found} If you trust whoever made the file, allow it to run code: --trust (trust=True)."
+    todo = f"{refused.found} If you trust the author of the file, allow it to run code: --trust (trust=True)."
     return InputError("model", str(file), "a program of plain tensors and PyTorch's own operators", todo)
 
 

@@ -82,7 +82,7 @@ def load_model(
     if file is not None and not file.is_file():
         raise InputError("model", str(file), "a Python file that is there")
     if file is not None and not trust:
-        todo = "A Python file is code. Allow it to run, if you trust whoever wrote it: --trust (trust=True)."
+        todo = "A Python file is code. Allow it to run, if you trust its author: --trust (trust=True)."
         raise InputError("model", name, "a model that needs no code, or trust", todo)
     with seeded_rng(SEED):
         if file is not None:

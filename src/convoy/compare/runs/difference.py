@@ -170,10 +170,10 @@ def difference(
 
 def _incomparable(old: Run, new: Run, changes: Sequence[Change]) -> InputError:
     """A net that was renamed must not pass for one without regressions."""
-    gone, fresh = ([change.name for change in changes if change.verdict == verdict] for verdict in ("gone", "new"))
+    gone, added = ([change.name for change in changes if change.verdict == verdict] for verdict in ("gone", "new"))
     shared = len(old.rows) - len(gone)
-    told = f"{len(old.rows)} and {len(new.rows)} rows, {shared} in both, {len(gone)} gone, {len(fresh)} new"
-    named = [f"{words}: {_few(names)}." for words, names in (("Gone", gone), ("New", fresh)) if names]
+    told = f"{len(old.rows)} and {len(new.rows)} rows, {shared} in both, {len(gone)} gone, {len(added)} new"
+    named = [f"{words}: {_few(names)}." for words, names in (("Gone", gone), ("New", added)) if names]
     return InputError("--diff", told, "a row in both runs that can be compared", " ".join(named))
 
 

@@ -121,25 +121,25 @@ def read(path: Path) -> Run:
     return from_dict(read_json(path, LARGEST_BYTES, "run", most_values=MOST_VALUES), str(path))
 
 
-def resumed(path: Path, fresh: Run, *, again: bool = False) -> Run:
-    """The run to go on with: `fresh`, with the rows and notes that an interrupted run of the same request left at `path`.
+def resumed(path: Path, new: Run, *, again: bool = False) -> Run:
+    """The run to go on with: `new`, with the rows and notes that an interrupted run of the same request left at `path`.
 
     Args:
         path: where the run is written after each row.
-        fresh: the run that is about to begin, without rows.
+        new: the run that is about to begin, without rows.
         again: ignore the existing file; the first `write` overwrites it.
 
     Raises:
         InputError: the file is no run file, or another request's, device's, version's or commit's.
     """
     if again or not path.exists():
-        return fresh
+        return new
     old = read(path)
-    if not fresh.resumes(old):
+    if not new.resumes(old):
         todo = "Use --again to measure anew and overwrite it, or another file."
         raise InputError("run", str(path), "a run of the same request, device, versions and commit", todo)
-    notes = list(dict.fromkeys([*old.manifest.get("notes", ()), *fresh.manifest.get("notes", ())]))
-    return dataclasses.replace(old, manifest={**fresh.manifest, "date": old.manifest.get("date", ""), "notes": notes})
+    notes = list(dict.fromkeys([*old.manifest.get("notes", ()), *new.manifest.get("notes", ())]))
+    return dataclasses.replace(old, manifest={**new.manifest, "date": old.manifest.get("date", ""), "notes": notes})
 
 
 def from_dict(data: object, source: str = "run") -> Run:

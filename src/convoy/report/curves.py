@@ -132,7 +132,10 @@ def _scales(
     x = Scale(min(xs), max(xs), *across, logs[0] and min(xs) > 0)
     logarithmic = logs[1] and min(ys) > 0
     low, high = (min(ys) / 1.2, max(ys) * 1.2) if logarithmic else (0.0, max(max(ys) * 1.08, 1e-12))
-    return x, Scale(low, high, *up, logarithmic), y_ticks(low, high, logarithmic)
+    ticks = y_ticks(low, high, logarithmic)
+    if len(ticks) < 2:  # values close to each other, with no round number between them
+        ticks = sorted({min(ys), max(ys)})
+    return x, Scale(low, high, *up, logarithmic), ticks
 
 
 def _line(series: Series, index: int, x: Scale, y: Scale) -> str:

@@ -48,7 +48,7 @@ def full_study_run() -> Run:
     """Nine algorithms, some unsupported; nets with strategies; energy; criteria."""
     rows = [
         Row("sweep:filters", name, mode="fprop", axes={"filters": filters}, setting="cpu.winograd [band_kib=384,m=4] nhwc",
-            figures=(Figure.once("kernel_us", "us", filters * (1 + at)), Figure.once("workspace_bytes", "B", 1e6 * at),
+            figures=(Figure.once("time_us", "us", filters * (1 + at)), Figure.once("workspace_bytes", "B", 1e6 * at),
                      Figure.once("energy_uj", "uJ", 12345.6), Figure.once("rel_l2_error", "1", 1e-6)))
         for filters in (1, 2, 4, 64, 512, 2048)
         for at, name in enumerate(ALGORITHMS[:-1])

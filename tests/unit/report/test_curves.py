@@ -45,6 +45,11 @@ def test_names_at_the_ends_do_not_cover_each_other() -> None:
     assert spread_apart([48.0, 49.0, 50.0], 50.0) == [20.0, 35.0, 50.0]
 
 
+def test_an_axis_over_almost_equal_values_has_ticks() -> None:
+    svg = curves_chart("t", "x", "y", [Series("s", ((1, 1234.0), (2, 1234.0)))])
+    assert ">1.234k<" in svg
+
+
 def test_nothing_to_draw_is_no_picture() -> None:
     assert curves_chart("t", "x", "y", []) == ""
     assert curves_chart("t", "x", "y", [Series("none", ())]) == ""

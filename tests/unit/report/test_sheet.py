@@ -33,4 +33,4 @@ def test_the_page_has_all_sections_and_the_words_on_their_pictures() -> None:
     text = render_sheet(SHEET)
     for section in SHEET.sections:
         assert f"<h2>{section.title}</h2>" in text
-    assert "<p>what the picture shows &lt;b&gt;</p>" in text
+    assert '<p class="about">what the picture shows &lt;b&gt;</p>' in text

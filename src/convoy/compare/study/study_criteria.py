@@ -52,8 +52,8 @@ def section(manifest: Mapping[str, Any]) -> list[Section]:
     if not data:
         return []
     about = (
-        f"Which engines are fastest on which kind of layer, learned from {data['layers']} layers of this machine; effort `none`"
-        " asks this. In brackets, how far behind the best an engine was there on average."
+        f"`--effort none` chooses engines by these rules, learned from {data['layers']} layers on this machine. In brackets:"
+        " how much slower than the best the engine was, on average."
     )
     if not data["rules"]:
         return [Section("Criteria", (check_line(data),))]

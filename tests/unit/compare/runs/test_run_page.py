@@ -121,7 +121,7 @@ def test_long_texts_stand_under_their_row() -> None:
     assert table.under not in table.beside
     text = render_sheet(sheet_of([compare_run()]))
     assert text.count('<tr class="under">') == 5
-    assert "<p>latency: median of one call" in text
+    assert '<p class="about">latency: median of one call' in text
     assert "replay:" not in text, "a column that is not there"
     assert "<caption><div> Under each row: setting, or why not.</div></caption>" in text
 

@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import IO, Final, Protocol, cast
 
 from convoy.errors import InputError
-from convoy.perfdb.record import COLUMNS, DEFAULTS, ColumnValue, read_record
+from convoy.perfdb.record import COLUMNS, DEFAULTS, ColumnValue, checked_row, checked_value
 from convoy.perfdb.row import Measurement
 from convoy.untrusted import gunzip
 
@@ -65,7 +66,8 @@ class CsvTable:
         """One of the lines, checked; raises InputError naming the line if it is malformed."""
         line, cells = self.lines[index]
         try:
-            return read_record(cells_record(self.header, cells))
+            given = {column: _checked(column, cell) for column, cell in zip(self.header, cells, strict=True)}
+            return checked_row({**DEFAULTS, **given})
         except InputError as error:
             raise InputError(self.name, f"line {line}", "well-formed rows", str(error)) from None
 
@@ -135,6 +137,20 @@ def split_csv(
             yield line, cells
         elif cells:
             refuse(line, f"got {len(cells)} values, expected {len(header)}")
+
+
+def _checked(column: str, cell: str) -> ColumnValue:
+    """A cell's value, checked."""
+    return _checked_figure(column, cell) if COLUMNS[column] is float else _checked_text(column, cell)
+
+
+def _checked_figure(column: str, cell: str) -> ColumnValue:
+    value: ColumnValue = checked_value(column, _from_cell(column, cell))
+    return value
+
+
+_checked_text = lru_cache(maxsize=1 << 14)(_checked_figure)
+"""Cached: texts and integers occur again in row after row, times do not."""
 
 
 def cells_record(header: Sequence[str], cells: Sequence[str]) -> dict[str, ColumnValue]:

@@ -36,13 +36,17 @@ def fit_roofline(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
     launch_us = min((row.median_us for _, row in known), default=LAUNCH_US)
     flops: dict[str, float] = {}
     moved = 0.0
+    last, size_bytes, operations = None, 0, 0
     for problem, row in known:
+        if problem is not last:  # rows of one problem follow one another
+            last, size_bytes = problem, problem.bytes_min
+            operations = problem.flops if isinstance(problem, LAYERS) else 0
         if sparsity_percent(row.config.knobs):  # skipped operations would count as a rate
             continue
-        moved = max(moved, problem.bytes_min / row.median_us)
+        moved = max(moved, size_bytes / row.median_us)
         if isinstance(problem, LAYERS):
             width = dtype_class(problem.x_spec.dtype)
-            flops[width] = max(flops.get(width, 0.0), problem.flops / row.median_us)
+            flops[width] = max(flops.get(width, 0.0), operations / row.median_us)
     return Roofline(flops, moved, launch_us)
 
 

@@ -13,11 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Final
 
 from convoy.engines.manifest import BASELINE
-from convoy.errors import InputError
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import (
     ConvProblem,
@@ -25,14 +23,12 @@ from convoy.problem import (
     LinearProblem,
     Problem,
     SubgraphProblem,
-    is_subgraph_key,
-    parse_problem,
 )
 from convoy.tune.criteria import blend_with_criteria
 from convoy.tune.fitted_roofline import Roofline, at_least, fit_roofline
+from convoy.tune.layer_samples import LayerSample, SampledLayer, problem_of_key
 from convoy.tune.problem_distance import (
     LAYERS,
-    LayerCoordinates,
     LayerKind,
     coordinates_of,
     distance,
@@ -64,16 +60,6 @@ def no_cost_model(problem: Problem, config: EngineConfig) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
-    """One measurement of a config: the layer's coordinates, and its log time over the roofline and over the cost model."""
-
-    problem: str
-    traits: LayerCoordinates
-    log_ratio: float
-    log_model: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TimePredictor:
     """Predicts times on a device from its measurements.
 
@@ -87,8 +73,8 @@ class TimePredictor:
     """
 
     roofline: Roofline
-    seen: dict[LayerKind, dict[EngineConfig, list[_Sample]]] = field(
-        default_factory=dict[LayerKind, dict[EngineConfig, list[_Sample]]]
+    seen: dict[LayerKind, dict[EngineConfig, list[LayerSample]]] = field(
+        default_factory=dict[LayerKind, dict[EngineConfig, list[LayerSample]]]
     )
     measurements: int = 0
     nondeterministic: set[tuple[LayerKind | None, EngineConfig]] = field(
@@ -96,6 +82,8 @@ class TimePredictor:
     )
     model: CostModel = field(default=no_cost_model, compare=False)
     fusing: frozenset[str] = frozenset()
+    _modelled: dict[int, float | None] = field(default_factory=dict[int, float | None], compare=False)
+    """By the identity of a sample, the log of its time over the cost model; filled when it is first needed."""
 
     @staticmethod
     def from_rows(
@@ -104,21 +92,29 @@ class TimePredictor:
         """Make a predictor from rows. Failures, and problems that their key does not describe, are left out."""
         known: list[tuple[Problem, Measurement]] = []
         for row in rows:
-            problem = _read(row.problem) if row.ok and row.samples >= MIN_SAMPLES else None
+            problem = problem_of_key(row.problem) if row.ok and row.samples >= MIN_SAMPLES else None
             if problem is not None:
                 known.append((problem, row))
         found = TimePredictor(fit_roofline(known), measurements=len(known), model=model, fusing=frozenset(fusing))
+        layers: dict[str, SampledLayer] = {}
         for problem, row in known:
-            kind = kind_of(problem)
+            layer = layers.get(row.problem)
+            if layer is None:
+                layer = layers[row.problem] = SampledLayer.of(problem, found.roofline)
             if not row.deterministic:
-                found.nondeterministic.add((kind, row.config))
-            if kind is not None and isinstance(problem, LAYERS):
-                ratio = math.log(row.median_us / found.roofline.time_us(problem))
-                expected_us = model(problem, row.config)
-                against = math.log(row.median_us / expected_us) if expected_us else None
-                seen = _Sample(sizes_key(problem), coordinates_of(problem), ratio, against)
-                found.seen.setdefault(kind, {}).setdefault(row.config, []).append(seen)
+                found.nondeterministic.add((layer.kind, row.config))
+            if layer.kind is not None and layer.traits is not None and isinstance(problem, LAYERS):
+                ratio = math.log(row.median_us / layer.roofline_us)
+                seen = LayerSample(layer.sizes, layer.traits, ratio, problem, row.median_us)
+                found.seen.setdefault(layer.kind, {}).setdefault(row.config, []).append(seen)
         return found
+
+    def _log_model(self, config: EngineConfig, sample: LayerSample) -> float | None:
+        """The log of a sample's time over its config's cost model; None without a cost model."""
+        if id(sample) not in self._modelled:
+            expected_us = self.model(sample.layer, config)
+            self._modelled[id(sample)] = math.log(sample.median_us / expected_us) if expected_us else None
+        return self._modelled[id(sample)]
 
     def without(self, problem: Problem) -> TimePredictor:
         """The predictor without the rows of this problem, in any memory format and with any epilogue: for tests."""
@@ -201,18 +197,26 @@ class TimePredictor:
         known = self.seen.get(kind, {}) if kind is not None else {}
         traits, reference = coordinates_of(problem), self.roofline.time_us(problem)
         found: dict[EngineConfig, float] = {}
+        apart: dict[int, float] = {}  # by the identity of coordinates, which all rows of a problem share
+
+        def far(seen: LayerSample) -> float:
+            if id(seen.traits) not in apart:
+                apart[id(seen.traits)] = distance(traits, seen.traits)
+            return apart[id(seen.traits)]
+
         for config in (config for configs in space.values() for config in configs if config in known):
             near = sorted(
-                ((distance(traits, seen.traits), seen.log_ratio, seen) for seen in known[config]),
+                ((far(seen), seen.log_ratio, seen) for seen in known[config]),
                 key=lambda item: item[:2],
             )[:MAX_NEIGHBOURS]
             if near[0][0] > MAX_DISTANCE:
                 continue
             expected_us = self.model(problem, config)
-            against = [seen.log_model for _, _, seen in near if seen.log_model is not None]
+            logs = [self._log_model(config, seen) for _, _, seen in near] if expected_us else []
+            against = [log for log in logs if log is not None]
             modelled = expected_us and len(against) == len(near)
             ratios = against if modelled else [ratio for _, ratio, _ in near]
-            weights = [2.0 ** -(2 * far) for far, _, _ in near]
+            weights = [2.0 ** -(2 * each) for each, _, _ in near]
             mean = sum(w * ratio for w, ratio in zip(weights, ratios, strict=True)) / sum(weights)
             times_us = expected_us if expected_us and modelled else reference
             # Distant neighbours say less, so a config that has only those is penalised.
@@ -241,22 +245,6 @@ DISTANCE_PENALTY: Final = 0.1
 _BASELINE_FACTOR: Final = 4.0
 """The baseline's time over the roofline without any neighbour: it was 3 to 6 on the layers of five nets at batch 1 on an
 H100."""
-
-
-@lru_cache(maxsize=1 << 10)
-def _read(key: str) -> Problem | None:
-    """The problem of a key, if its times say anything about other problems; else None.
-
-    A subgraph cannot be read from its key. A layer with pruned weights does only part of its operations, so its rates hold
-    for no other layer, not even for one with another mask.
-    """
-    if is_subgraph_key(key):
-        return None
-    try:
-        problem = parse_problem(key, "")
-    except InputError:
-        return None
-    return None if isinstance(problem, ConvProblem) and problem.weight_mask else problem
 
 
 def predicted_rows(

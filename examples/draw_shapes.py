@@ -55,11 +55,14 @@ def draw(folder: Path, count: int = 64, pixels: int = 96, seed: int = 0) -> None
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Draw circles, squares and triangles as a folder of class folders.")
-    parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=Path("shapes"), help="made where it is not there (shapes)"
+    )
     parser.add_argument("--count", type=int, default=64, help="images of each class (64)")
     parser.add_argument("--pixels", type=int, default=96, help="side of an image (96)")
     given = parser.parse_args()
     draw(given.folder, given.count, given.pixels)
+    print(f"{given.count} images each of {', '.join(CLASSES)} in {given.folder}")
 
 
 if __name__ == "__main__":

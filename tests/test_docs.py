@@ -142,7 +142,11 @@ def test_an_example_runs(example: Path, home: Path) -> None:
         WRITTEN[Path(file).suffix]((home / file).read_text(encoding="utf-8"))
 
 
-EXPECTED = {"quickstart.py": "the same bits after loading: True", "demo.py": "speed-up"}
+EXPECTED = {
+    "quickstart.py": "the same bits after loading: True",
+    "demo.py": "speed-up",
+    "draw_shapes.py": "64 images each of circle, square, triangle in shapes",
+}
 """What each example must say; one without an entry fails its test."""
 
 FILES = {

@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any, Final
 
-MOST_LISTED: Final = 20
+MOST_LISTED: Final = 30
 """Names that a message lists; of more it gives the number."""
 
 

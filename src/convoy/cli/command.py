@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from convoy.cli.flag_names import CommandLineError, FlagNames, UsageError, value_word
 from convoy.cli.output import say
-from convoy.errors import InputError, unknown_name
+from convoy.errors import InputError, SelectionError, unknown_name
 
 MODEL: Final = "Model and input"
 GOAL: Final = "What to optimise for"
@@ -82,6 +82,8 @@ class Command(TyperCommand):
             return super().invoke(ctx)
         except InputError as error:
             raise ctx.meta[_NAMES].renamed(error, ctx.params) from error
+        except SelectionError as error:
+            raise SelectionError(ctx.meta[_NAMES].in_text(str(error))) from error
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`MODEL [OPTIONS]`: optional arguments in brackets."""

@@ -79,7 +79,16 @@ class FlagNames:
         """
         name = self._name(error, values)
         value = NOTHING if error.value is None else error.value
-        return error if name is None else InputError(name, value, error.expected, error.todo)
+        return InputError(name or error.argument, value, self.in_text(error.expected), self.in_text(error.todo))
+
+    def in_text(self, text: str) -> str:
+        """A message with options for the names of arguments that it begins with, or that are in backticks."""
+
+        def option(match: re.Match[str]) -> str:
+            parameter = self._by_word.get(match[2])
+            return match[0] if parameter is None else f"{match[1]}{self.of(parameter)}{match[3]}"
+
+        return re.sub(r"(`)(\w+)(`)", option, re.sub(r"^()(\w+)(: )", option, text))
 
     def _name(self, error: InputError, values: Mapping[str, Any]) -> str | None:
         word = _word(error.argument)
@@ -112,8 +121,10 @@ class FlagNames:
         """For an error that names a place in a file: the option that named the file, and the place."""
         for parameter in self._parameters:
             for path in self._given(parameter, values.get(parameter.name)):
-                if re.match(rf"({re.escape(path)}|{re.escape(Path(path).name)})(?![\w.])", error.argument):
-                    return f"{self.of(parameter)} {error.argument}"
+                names = f"({re.escape(path)}|{re.escape(Path(path).name)})"
+                place = re.match(rf"(?:\w+ )?(?P<place>{names}(?![\w.]).*)", error.argument) if path else None
+                if place is not None:
+                    return f"{self.of(parameter)} {place['place']}"
         return ""
 
     def _given(self, parameter: Any, value: object) -> set[str]:
@@ -184,7 +195,7 @@ def _word(name: str) -> str:
 
 def _parts(argument: str) -> tuple[str, str]:
     """`plan.target` as `plan` and `target`."""
-    head, *rest = re.split(r"[.\[:, ]", argument, maxsplit=1)
+    head, *rest = re.split(r"[.\[:,]", argument, maxsplit=1)
     return head, rest[0].strip() if rest else ""
 
 

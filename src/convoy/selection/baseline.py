@@ -50,6 +50,6 @@ def check_budget(problem: SelectionProblem, selection: Selection) -> None:
     budget = problem.memory_budget_bytes
     if budget is not None and selection.peak_bytes > budget:
         raise SelectionError(
-            f"{selection.solver} needs {selection.peak_bytes} bytes; the memory budget is {budget} bytes. "
+            f"{selection.solver} needs {selection.peak_bytes} bytes; `memory_budget_bytes` is {budget} bytes. "
             "Solver 'exact' finds the least sufficient budget."
         )

@@ -66,5 +66,5 @@ def _largest_at_peak(problem: SelectionProblem, selection: Selection) -> Candida
         return largest
     raise SelectionError(
         f"the best candidates need {selection.peak_bytes} bytes, and no smaller candidate is left; "
-        f"the memory budget is {problem.memory_budget_bytes} bytes. Solver 'exact' finds the least sufficient budget."
+        f"`memory_budget_bytes` is {problem.memory_budget_bytes} bytes. Solver 'exact' finds the least sufficient budget."
     )

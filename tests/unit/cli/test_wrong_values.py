@@ -264,6 +264,8 @@ def error(argument: str, value: object = "v", kind: type[InputError] = InputErro
         (error("model"), "MODEL"),
         (error("plan.target", kind=PlanError), "plan.target"),  # the command has no plan
         (error("weights.safetensors: head", 3), "--weights weights.safetensors: head"),
+        (error("file weights.safetensors", 3), "--weights weights.safetensors"),
+        (error("report other.json", 3), "report other.json"),  # of another file
         (error("file", "weights.safetensors"), "--weights"),
         (error("nothing of it", "nor this"), "nothing of it"),
     ],
@@ -279,6 +281,27 @@ def test_a_field_of_a_plan_is_named_behind_the_option_that_gave_the_plan() -> No
     names = FlagNames(COMMANDS["run"].params, ["net", "--plan", "p.json"], {})
     for argument, named in (("plan.target", "--plan (target)"), ("steps[0].problem", "--plan (steps[0].problem)")):
         assert names.renamed(error(argument, kind=PlanError), {"plan": Path("p.json")}).argument == named
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("memory_budget_bytes: 9 bytes are too few", "--memory-budget: 9 bytes are too few"),  # as it was typed
+        ("Leave `deterministic` out, or `only_engines`.", "Leave `--deterministic` out, or `--only-engines`."),
+        ("the best candidates need 9 bytes", "the best candidates need 9 bytes"),
+        ("`nothing`: of this", "`nothing`: of this"),
+    ],
+)
+def test_settings_that_a_message_names_are_options(text: str, expected: str) -> None:
+    names = FlagNames(COMMANDS["optimize"].params, ["net", "--memory-budget", "9"], RENAMED["optimize"])
+    assert names.in_text(text) == expected
+
+
+def test_a_budget_that_no_choice_keeps_names_its_option(convoy_command: commands.Command) -> None:
+    words = (*SMALL, "--device", "cpu", "--effort", "none", "--memory-budget-bytes", "1KiB")
+    assert convoy_command.refused("optimize", *words).startswith(
+        "convoy: --memory-budget-bytes: 1024 bytes are too few"
+    )
 
 
 def test_a_value_that_is_not_there_reads_nothing() -> None:

@@ -130,7 +130,12 @@ def parse_base(text: str, base: ConvProblem = BASE) -> ConvProblem:
         if match is None or match[1] not in COLUMNS:
             raise InputError("--base", part, "sizes such as c=64,h=56,w=56; names are " + ", ".join(COLUMNS))
         changes[match[1]] = int(match[2])
-    return replace(base, **changes)
+    try:
+        return replace(base, **changes)
+    except InputError as error:
+        raise InputError(
+            "--base", text, f"sizes of a convolution; {error.argument}: {error.expected}", error.todo
+        ) from None
 
 
 def read_layers(path: Path, like: ConvProblem = BASE) -> list[SweepPoint]:

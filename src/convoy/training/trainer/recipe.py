@@ -64,7 +64,7 @@ class TrainingRecipe:
         if self.clip_grad_norm is not None and not 0 < self.clip_grad_norm < float("inf"):
             raise InputError("clip_grad_norm", self.clip_grad_norm, "a positive number, or None")
         if self.checkpoint is None and (self.resume or self.every):
-            raise InputError("checkpoint", None, "a file, with resume or checkpoint-every")
+            raise InputError("checkpoint", None, "a file: `resume` and `every` need one")
 
 
 def with_amp(recipe: TrainingRecipe, word: str | None) -> TrainingRecipe:

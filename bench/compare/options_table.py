@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from bench.shared.rows import Row
+
+from convoy.compare.options.torch_options import arithmetic_of
 
 
 def options_table(rows: Sequence[Row], title: str) -> str:
@@ -21,10 +24,10 @@ def options_table(rows: Sequence[Row], title: str) -> str:
             blocks.append(loader_table(own, best, title))
         if best is None or defaults is None:
             continue
-        advice = best["note"].split("; ", 2)[-1]
+        before, after = float(defaults["p50"]), float(best["p50"])
         head = (
-            f"{title}, {subject}, batch {batch}, {own[0]['device']}, commit {commit}: from {float(defaults['p50']):.3f} to "
-            f"{float(best['p50']):.3f} ms. {advice}"
+            f"{title}, {subject}, batch {batch}, {own[0]['device']}, commit {commit}: from {before:.3f} to {after:.3f} ms. "
+            + _advice(best["note"], before / after, best["dtype"])
         )
         lines = [
             head,
@@ -45,6 +48,23 @@ def options_table(rows: Sequence[Row], title: str) -> str:
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) or "Not measured yet."
+
+
+_HEADLINE = re.compile(r"(?P<factor>[\d.]+x) from options alone(?P<type>, in .*? ms\))?: (?P<options>[^;(]*)")
+
+
+def _advice(note: str, gain: float, dtype: str) -> str:
+    """The advice in a note, with the type, and with the factor of the two rows beside it.
+
+    Older runs timed the defaults at their beginning, and beside the best setting once more without keeping that row: the factor
+    of those rounds is told too.
+    """
+    found = _HEADLINE.search(note)
+    if found is None:
+        return note.split("; ", 2)[-1]
+    used = arithmetic_of([name.strip() for name in found["options"].split(",")], dtype)
+    together = "" if found["type"] else f" ({found['factor']} where both were timed in the same rounds)"
+    return f"{gain:.2f}x from options alone, in {used}{together}: {note[found.start('options') :]}"
 
 
 def loader_table(rows: Sequence[Row], best: Row, title: str) -> str:

@@ -61,7 +61,12 @@ def test_optimize_run_explain(folder: Path) -> None:
     assert "Content-Security-Policy" in (folder / "r.html").read_text(encoding="utf-8")
     explained = convoy(folder, "explain", "p.json")
     assert explained.returncode == 0
-    assert "predicted" in explained.stdout
+    assert "the steps' times add up to" in explained.stdout
+    name = summary["layers"][0]["name"]
+    layer = convoy(folder, "explain", "p.json", name)
+    assert layer.returncode == 0, layer.stderr
+    assert "candidate" in layer.stdout
+    assert any(line.split()[:1] == ["aten"] for line in layer.stdout.splitlines())
     ran = convoy(folder, "run", "net.py:small", "--trust", "--plan", "p.json", "--size", "16")
     assert ran.returncode == 0, ran.stderr
     assert "largest output" in ran.stdout

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "OptimizedModule": "convoy.program",
-    "PackagedModule": "convoy.package",
+    "PackagedModule": "convoy.package.packaged_module",
     "TrainingStep": "convoy.training.step",
     "conv2d": "convoy.functional",
-    "export": "convoy.package",
+    "export": "convoy.package.export",
     "load": "convoy.pipeline",
-    "open": "convoy.package",
+    "open": "convoy.package.opening",
     "optimize": "convoy.pipeline",
     "training_step": "convoy.training",
 }

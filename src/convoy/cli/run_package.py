@@ -10,7 +10,7 @@ from convoy.cli.output import say
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
-    from convoy.package import PackagedModule
+    from convoy.package.packaged_module import PackagedModule
 
 
 def run_package(path: str, images: list[Path] | None, others: Mapping[str, object], *, trust: bool) -> None:

@@ -12,7 +12,6 @@ from convoy.package.kernels import functions_of, load_library, why_not_code
 from convoy.package.manifest import check_sums, read_manifest
 from convoy.package.packaged_module import PackagedModule
 from convoy.package.tensor_file import read_tensors
-from convoy.pipeline.isolation import preserve_global_state
 
 
 def open(  # noqa: A001 - as `torch.load`: called `convoy.open`
@@ -40,15 +39,14 @@ def open(  # noqa: A001 - as `torch.load`: called `convoy.open`
         raise PackageError("package", manifest.target.device, "a package for a CPU", "GPU packages are not there yet.")
     check_sums(archive, manifest)
     functions = library = None
-    with preserve_global_state():
-        if trust and manifest.library:
-            reason = why_not_code(manifest.needs)
-            if reason:
-                todo = "Open it without trust, or export it here."
-                raise PackageError("package", archive.path, f"code for this machine, but {reason}", todo)
-            library = load_library(archive.view(manifest.library))
-            functions = functions_of(library, [kernel.function for kernel in manifest.kernels])
-        tensors = read_tensors(archive.view(manifest.weights), archive.path)
-        parts = OpenedParts(archive, manifest, tensors, functions, library, detect_target("cpu"))
-        made = [bound_program(parts, members) for members in manifest.programs]
+    if trust and manifest.library:
+        reason = why_not_code(manifest.needs)
+        if reason:
+            todo = "Open it without trust, or export it here."
+            raise PackageError("package", archive.path, f"code for this machine, but {reason}", todo)
+        library = load_library(archive.view(manifest.library))
+        functions = functions_of(library, [kernel.function for kernel in manifest.kernels])
+    tensors = read_tensors(archive.view(manifest.weights), archive.path)
+    parts = OpenedParts(archive, manifest, tensors, functions, library, detect_target("cpu"))
+    made = [bound_program(parts, members) for members in manifest.programs]
     return PackagedModule(archive.path, manifest, tuple(one for one, _ in made), tuple(packed for _, packed in made))

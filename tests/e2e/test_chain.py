@@ -94,7 +94,7 @@ CLASSES = ("circle", "square", "triangle")
     [
         (("--data", "shapes", "--input", "shapes"), "nothing with --data"),
         (("--split", "all"), "nothing without --data"),
-        (("--data", "shapes", "--split", "half"), "test, train or all"),
+        (("--data", "shapes", "--split", "half"), "expected one of test, train, all"),
     ],
 )
 def test_words_of_run_that_do_not_go_together(

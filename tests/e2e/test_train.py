@@ -81,7 +81,7 @@ def test_the_command_trains_in_two_processes(folder: Path) -> None:
         (("--resume",), "checkpoint"),
         (("--checkpoint", "nowhere/net.pt"), "--checkpoint"),
         (("--epochs", "0"), "epochs"),
-        (("--head", "none"), "--head: got 'none', expected fit or keep"),
+        (("--head", "none"), "--head: got 'none', expected one of fit, keep"),
         (("--out", "net.pt"), "a file that ends in .safetensors"),
     ],
 )

@@ -40,7 +40,7 @@ class StepTensors:
     @property
     def learning(self) -> dict[str, nn.Parameter]:
         """Name → parameter that requires a gradient."""
-        return {name: p for name, p in self.parameters.items() if p.requires_grad}  # type: ignore[misc]
+        return {name: p for name, p in self.parameters.items() if p.requires_grad}  # pyright: ignore[reportReturnType]
 
     def all(self) -> dict[str, torch.Tensor]:
         """Parameters, then buffers."""

@@ -34,7 +34,7 @@ def without_input_gradient(graph: Graph) -> int:
     A graph that was traced under the guard asks for the input's gradient too, and nobody reads it.
     """
     return sum(
-        node.op == GROUP_NORM_BACKWARD and (not node.outputs[0] or not node.args[-1][0])  # type: ignore[index]
+        node.op == GROUP_NORM_BACKWARD and (not node.outputs[0] or not node.args[-1][0])  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
         for node in graph.nodes
     )
 

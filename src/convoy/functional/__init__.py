@@ -87,7 +87,7 @@ def conv2d(
     batch = x.unsqueeze(0) if x.dim() == 3 else x
     given = [tensor for tensor in (x, weight, bias) if tensor is not None]
     if torch.compiler.is_compiling() or calls.why_not_plain(given) is not None or calls.why_modes_forbid() is not None:
-        return torch.nn.functional.conv2d(x, weight, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]
+        return torch.nn.functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
     problem = problem_of(x, weight, bias, stride, padding, dilation, groups, settings)
     with device_context(x.device):
         target = _target(x.device, torch.get_num_threads())

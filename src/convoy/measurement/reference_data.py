@@ -187,7 +187,7 @@ class ReferenceData:
             raise Failure(Status.WRONG_RESULT, trial.fault)
         results = trial.results
         if self.checked:
-            results = [r if r is None or r.shape[0] != self.problem.n else self._pick(r) for r in results]  # type: ignore[union-attr]
+            results = [r if r is None or r.shape[0] != self.problem.n else self._pick(r) for r in results]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         tf32 = self.target.device == "cuda" and not _is_strict(self.problem)
         small, picked = self._small, self._picked(data)
         verdict = run_or_fail(

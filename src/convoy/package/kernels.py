@@ -151,7 +151,7 @@ class PackagedKernel(NativeExecutable):
             if operand is not None and operand[0] == "constant":
                 tensors.append(constants[operand[1]])
             else:
-                tensors.append(operand)  # type: ignore[arg-type]
+                tensors.append(operand)  # pyright: ignore[reportArgumentType]
         return Native(self._settings, tuple(tensors))
 
 

@@ -226,7 +226,7 @@ def _launch(step: BoundStep, native: Native, contents: _Contents) -> Launch:
         for source in native.tensors
     )
     calls = tuple((word, contents.kernel(kernel)) for word, kernel in native.calls)
-    return Launch(contents.kernel(step.executable.kernel), tuple(words), calls, tensors)  # type: ignore[arg-type]
+    return Launch(contents.kernel(step.executable.kernel), tuple(words), calls, tensors)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,4 +217,4 @@ def _setting(write: Callable[[str, Any], None], device: str) -> Callable[[Any], 
 
 def _set_filters(value: list[Any]) -> None:
     cast("list[Any]", warnings.filters)[:] = value
-    warnings._filters_mutated()  # type: ignore[attr-defined] - Python's word for it in 3.11 and 3.12
+    warnings._filters_mutated()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] - Python's word for it in 3.11 and 3.12

@@ -178,7 +178,7 @@ def _shares_of(steps: Sequence[Step], build: Callable[[Sequence[Step]], Program]
 def _on_gpu(best: Program, challenger: Program) -> tuple[end_to_end.Latency, end_to_end.Latency]:
     programs = {"best": best, "challenger": challenger}
     timed = end_to_end.interleave(
-        {name: program.runnable.replay for name, program in programs.items()},  # type: ignore[union-attr]
+        {name: program.runnable.replay for name, program in programs.items()},  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess, reportUnknownMemberType]
         cuda=True,
         rounds=ROUNDS,
     )

@@ -71,7 +71,7 @@ class EagerProgram:
                 slots[slot] = None
         if observer is not None:
             observer.end()
-        return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
+        return [slots[slot] for slot in self.bound.outputs]  # pyright: ignore[reportReturnType]
 
     @property
     def streams(self) -> tuple[torch.cuda.Stream, ...]:
@@ -94,7 +94,7 @@ class EagerProgram:
 
 def run_step(step: BoundStep, allocate: Allocate, slots: Slots, workspace: torch.Tensor | None) -> None:
     """Launch one step; afterwards its results are in their slots."""
-    buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(slots), step.constants)  # type: ignore[misc]
+    buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(slots), step.constants)  # pyright: ignore[reportArgumentType]
     step.executable.launch(buffers, workspace if step.executable.workspace_bytes else None)
     for slot, result in zip(step.results, buffers.results, strict=True):
         slots[slot] = result

@@ -65,7 +65,7 @@ class MultiStreamProgram(EagerProgram):
             with torch.cuda.stream(stream):
                 for before in step.step.waits:
                     stream.wait_event(events[before])
-                buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(slots), step.constants)  # type: ignore[misc]
+                buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(slots), step.constants)  # pyright: ignore[reportArgumentType]
                 wants_none = not step.executable.workspace_bytes
                 step.executable.launch(buffers, None if wants_none else self._workspaces[step.step.stream])
                 if index in self._awaited:
@@ -81,7 +81,7 @@ class MultiStreamProgram(EagerProgram):
             main.wait_event(stream.record_event())
         if observer is not None:
             observer.end()
-        return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
+        return [slots[slot] for slot in self.bound.outputs]  # pyright: ignore[reportReturnType]
 
     def _open(self, parts: Sequence[ChannelSlice], slots: list[torch.Tensor | None]) -> None:
         """Allocate values that steps of several streams write in slices."""

@@ -235,11 +235,11 @@ class ChainedProgram(EagerProgram):
                 run_step(item, self._single[id(item)], slots, workspace)
                 for slot in item.frees:
                     slots[slot] = None
-        return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
+        return [slots[slot] for slot in self.bound.outputs]  # pyright: ignore[reportReturnType]
 
     def _run_chain(self, chain: NativeChain, pointers: ctypes.Array[ctypes.c_void_p], slots: Slots) -> None:
         for index, slot in chain.args:
-            pointers[index] = address(slots[slot])  # type: ignore[arg-type]
+            pointers[index] = address(slots[slot])  # pyright: ignore[reportArgumentType]
         for index, slot, spec, layout in chain.results:
             made = slots[slot] = empty(spec, layout, self.device)
             pointers[index] = address(made)

@@ -262,7 +262,7 @@ def compile_passes(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
             def run(args: list[Any]) -> Any:
                 return graph(args)
 
-            run._boxed_call = True  # type: ignore[attr-defined] - AOTAutograd's word for one list, which may be emptied
+            run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess] - AOTAutograd's word for one list, which may be emptied
             return run
 
         return compile_pass

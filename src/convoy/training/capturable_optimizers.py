@@ -80,7 +80,7 @@ def capturable(
                 group["fused"], group["foreach"] = True, False
         _move_counters(optimizer, rates[0].device)
         if scaler is not None:
-            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+            optimizer._step_supports_amp_scaling = True  # pyright: ignore[reportAttributeAccessIssue]
         yield
     except BaseException:  # everything, an interrupt too: the optimizer must not keep the capture's state
         _forget_scaling(optimizer, scaler)
@@ -89,7 +89,7 @@ def capturable(
         for group, old in zip(optimizer.param_groups, before, strict=True):
             group.update({name: old[name] for name in ("lr", "capturable", "fused", "foreach") if name in old})
         if scaler is not None and scaled is None:
-            del optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]
+            del optimizer._step_supports_amp_scaling  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _needs_fused(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> bool:

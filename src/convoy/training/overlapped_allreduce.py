@@ -42,7 +42,7 @@ class OverlappedAllReduce:
         """A launch was given to torch's current stream; begin the buckets that are complete with it."""
         for number in self._completion.after(index):
             bucket = [slots[slot] for slot in self.buckets[number]]
-            self._averages.begin(bucket, self._completion.events([number]))  # type: ignore[arg-type]
+            self._averages.begin(bucket, self._completion.events([number]))  # pyright: ignore[reportArgumentType]
             self._arrivals[number] = self._averages.mark()
 
     def wait_for(self, number: int) -> None:

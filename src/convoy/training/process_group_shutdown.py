@@ -48,4 +48,4 @@ def release_before_shutdown(holder: GraphHolder) -> None:
         original(group)
 
     setattr(shutdown, MARK, True)
-    ProcessGroup.shutdown = shutdown  # type: ignore[method-assign]
+    ProcessGroup.shutdown = shutdown  # pyright: ignore[reportAttributeAccessIssue]

@@ -73,7 +73,7 @@ def _replaced(model: nn.Module, sizes: Mapping[str, int], args: tuple[Any, ...],
 
 
 def _outputs(module: nn.Module) -> int:
-    return int(module.out_features if isinstance(module, nn.Linear) else module.out_channels)  # type: ignore[arg-type]
+    return int(module.out_features if isinstance(module, nn.Linear) else module.out_channels)  # pyright: ignore[reportArgumentType]
 
 
 def _resized(module: nn.Module, outputs: int) -> nn.Module:

@@ -75,7 +75,7 @@ def _copied(node: fx.Node) -> fx.Node:
 def _geometry(node: fx.Node, first: int) -> tuple[list[int], list[int], int]:
     """Sizes, strides and offset, as a view by strides takes them from its argument `first` on."""
     size, stride, *rest = node.args[first:]
-    return list(size), list(stride), int(rest[0] or 0) if rest else 0  # type: ignore[arg-type]
+    return list(size), list(stride), int(rest[0] or 0) if rest else 0  # pyright: ignore[reportArgumentType, reportUnknownVariableType]
 
 
 def _positions(

@@ -73,7 +73,7 @@ def _fits(draft: Draft, values: tuple[Arg, Arg, Arg], sizes: tuple[Arg, ...], gr
     stride, padding, dilation = sizes
     dtypes = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), x.dtype)
     try:
-        problem = ConvProblem(*(n, c, h, w, k, r, s), *padding, *stride, *dilation, groups, **dtypes)  # type: ignore[misc,arg-type]
+        problem = ConvProblem(*(n, c, h, w, k, r, s), *padding, *stride, *dilation, groups, **dtypes)  # pyright: ignore[reportCallIssue]
     except InputError:
         return False
     return (problem.weight_spec, problem.y_spec) == (weight, dy)

@@ -210,9 +210,9 @@ def _stage(kernel: NativeExecutable, one: Native, rows: int, offset: int) -> _St
     """A kernel's launch as banded.c makes it: for one image, by one thread."""
     settings = type(one.settings).from_buffer_copy(one.settings)
     assert isinstance(settings, ctypes.Structure)
-    settings.n = settings.threads = 1  # type: ignore[attr-defined]
+    settings.n = settings.threads = 1
     if hasattr(settings, "bands"):
-        settings.groups, settings.bands = 1, -(-rows * settings.q // (PIXELS * BAND_BLOCKS))  # type: ignore[attr-defined]
+        settings.groups, settings.bands = 1, -(-rows * settings.q // (PIXELS * BAND_BLOCKS))
     words = (ctypes.c_int64 * MOST_WORDS)(*(getattr(settings, field[0]) for field in settings._fields_))
     where = {operand: place for place, operand in enumerate(one.tensors) if isinstance(operand, tuple)}
     call = ctypes.cast(cast("Any", kernel.call), ctypes.c_void_p)

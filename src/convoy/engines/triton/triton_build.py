@@ -155,11 +155,11 @@ def _listening() -> Generator[list[str]]:
     said: list[str] = []
     with _ONE_LISTENER, knobs.nvidia.scope():
         knobs.nvidia.dump_ptxas_log = True
-        compiler.print = said.append  # type: ignore[attr-defined]
+        compiler.print = said.append  # pyright: ignore[reportAttributeAccessIssue]
         try:
             yield said
         finally:
-            del compiler.print  # type: ignore[attr-defined]
+            del compiler.print  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _keep_log(compiled: Any, log: str) -> None:

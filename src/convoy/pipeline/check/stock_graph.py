@@ -64,5 +64,5 @@ def capture_stock(run: Callable[[], object], *, reads: object) -> Callable[[], o
         graph.replay()
         return kept
 
-    replay.reads = reads  # type: ignore[attr-defined]
+    replay.reads = reads  # pyright: ignore[reportFunctionMemberAccess]
     return replay

@@ -59,7 +59,7 @@ def conv(node: Node, inputs: Inputs) -> torch.Tensor:
     kernel = list(weight.shape[2:])
     strides, dilations = _sides(node, kernel)
     x, pads = _padded(x, _pads(node, x, kernel, strides, dilations))
-    return _CONV[x.dim()](x, weight, bias, strides, pads, dilations, int(node.get("group", 1)))  # type: ignore[operator]
+    return _CONV[x.dim()](x, weight, bias, strides, pads, dilations, int(node.get("group", 1)))
 
 
 def conv_transpose(node: Node, inputs: Inputs) -> torch.Tensor:
@@ -76,8 +76,8 @@ def conv_transpose(node: Node, inputs: Inputs) -> torch.Tensor:
     groups = int(node.get("group", 1))
     run = _TRANSPOSED[x.dim()]
     if begins == ends:
-        return run(x, weight, bias, strides, begins, more, groups, dilations)  # type: ignore[operator]
-    whole = run(x, weight, bias, strides, 0, more, groups, dilations)  # type: ignore[operator]
+        return run(x, weight, bias, strides, begins, more, groups, dilations)
+    whole = run(x, weight, bias, strides, 0, more, groups, dilations)
     for side, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         whole = whole.narrow(2 + side, begin, whole.shape[2 + side] - begin - end)
     return whole
@@ -94,7 +94,7 @@ def max_pool(node: Node, inputs: Inputs) -> torch.Tensor:
         x, pads = _padded(
             functional.pad(x, [p for pad in reversed(pads) for p in (pad, pad)], value=-math.inf), [0] * 2 * len(pads)
         )
-    return _MAX_POOL[x.dim()](x, kernel, strides, pads, dilations, bool(node.get("ceil_mode", 0)))  # type: ignore[operator]
+    return _MAX_POOL[x.dim()](x, kernel, strides, pads, dilations, bool(node.get("ceil_mode", 0)))
 
 
 def average_pool(node: Node, inputs: Inputs) -> torch.Tensor:

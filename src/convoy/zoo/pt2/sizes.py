@@ -25,7 +25,7 @@ def check_sizes(module: nn.Module, program: ExportedProgram, sizes: DynamicSizes
         sizes: which sizes may vary, and how far.
     """
     names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
-    module.validate_inputs = False  # type: ignore[assignment]
+    module.validate_inputs = False  # pyright: ignore[reportArgumentType]
     module.register_forward_pre_hook(SizeCheck(tuple(names), sizes), with_kwargs=True)
 
 

@@ -42,10 +42,10 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer1, self.fc = nn.Sequential(Block()), nn.Linear(8, 10)
+        self.layer1, self.pool, self.fc = nn.Sequential(Block()), nn.AdaptiveAvgPool2d(1), nn.Linear(8, 10)
 
     def forward(self, x):
-        return self.fc(self.layer1(x).mean((2, 3)))
+        return self.fc(self.pool(self.layer1(x)).flatten(1))
 
 
 def net():
@@ -80,6 +80,8 @@ ELSEWHERE = {
     "report": ("tests/unit/compare", "it needs the run file of a comparison"),
     "scale": ("tests/unit/compare", "it trains on as many devices as it names"),
     "study": ("tests/unit/compare", "it measures every algorithm on every layer"),
+    "export --portable": ("tests/e2e/test_package.py", "it compiles every kernel"),
+    "runtime": ("tests/e2e/test_package.py", "it compiles the runtime"),
     "prune --advise": ("tests/e2e/test_prune.py", "it measures every layer at every sparsity"),
 }
 """Command → where it runs instead, and why not here."""
@@ -87,7 +89,8 @@ ELSEWHERE = {
 
 def elsewhere(words: list[str]) -> tuple[str, str] | None:
     """Where a line runs instead, and why; None if it runs here."""
-    return ELSEWHERE.get(f"{words[0]} --advise" if "--advise" in words else words[0])
+    long = [flag for flag in ("--advise", "--portable") if flag in words]
+    return ELSEWHERE.get(" ".join([words[0], *long]))
 
 
 def lines_of(block: Block) -> list[list[str]]:
@@ -184,7 +187,7 @@ def test_a_command_that_another_test_runs_has_its_options_there(command: str) ->
     assert {option for option in options if f'"{option}"' not in text} <= TAKEN.get(command, set())
 
 
-TAKEN = {"compare": {"--time-s"}}
+TAKEN = {"compare": {"--time-s"}, "export --portable": {"--weights"}}
 """Command → options that no test there types: what they set is tested where it is used."""
 
 
@@ -192,6 +195,7 @@ SHELL = {
     "make ": "tests/test_docs.py holds that the Makefile has the target; the targets take minutes, or are the tests themselves",
     "pip install ": "it installs; the extras are held below",
     "python bench/": "it takes minutes or a GPU; the script is held below",
+    "python examples/": "an example, which another test runs; the script is held below",
     ".venv/bin/": "it checks this tree, as `make test` does; the program is held below",
 }
 """Beginning of a line that is no `convoy` → why it does not run here."""
@@ -206,7 +210,7 @@ def test_other_commands_name_what_is_there(block: Block) -> None:
         assert [begin for begin in SHELL if line.startswith(begin)], line
         for extra in re.findall(r"\.\[(\w+)\]", line):
             assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
-        for script in re.findall(r"python (bench/\S+\.py)", line):
+        for script in re.findall(r"python ((?:bench|examples)/\S+\.py)", line):
             assert (ROOT / script).is_file()
         for program, packages in re.findall(r"\.venv/bin/(\w[\w-]*) ?([^&]*)", line):
             assert program == "python" or {"lint-imports": "import-linter"}.get(program, program) in project

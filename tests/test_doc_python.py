@@ -26,6 +26,7 @@ from tests.unit.pipeline.untimed import keep_plans
 ELSEWHERE = {
     "README.md": "tests/test_docs.py",
     "CONTRIBUTING.md": "tests/test_contributing.py",
+    "docs/how-to/c-runtime.md": "tests/unit/package/test_runtime.py",
     "docs/adding-an-engine.md": "tests/unit/engines/test_adding_an_engine.py",
     "docs/how-to/torch-compile.md": "tests/unit/torch_compile/test_docs_examples.py",
 }

@@ -1,4 +1,4 @@
-"""The C runtime: the same bits as Python, errors as codes with texts, and nothing leaked."""
+"""The C runtime (docs/how-to/c-runtime.md): the same bits as Python, errors as codes with texts, and nothing leaked."""
 
 from __future__ import annotations
 

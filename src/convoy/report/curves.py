@@ -216,5 +216,5 @@ def short(value: float) -> str:
     """A number for an axis: 2k, 5M, 0.05."""
     for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
-            return f"{value / scale:g}{unit}"
+            return f"{value / scale:.3g}{unit}"
     return f"{value:.3g}"

@@ -180,7 +180,7 @@ def test_a_command_that_another_test_runs_has_its_options_there(command: str) ->
     place = ROOT / ELSEWHERE[command][0]
     files = [place] if place.is_file() else sorted(place.rglob("*.py"))
     text = "".join(path.read_text(encoding="utf-8") for path in files)
-    found = [words for _, words in LINES if (words and f"{words[0]} --advise" == command) or words[0] == command]
+    found = [words for _, words in LINES if elsewhere(words) == ELSEWHERE[command]]
     options = {word for words in found for word in words if re.match(r"--?[a-z]", word)}
     assert found
     assert f'"{command.split(maxsplit=1)[0]}"' in text or command == "prune --advise"

@@ -20,7 +20,7 @@ def joules_counter(bus_id: str, load: Callable[[str], Any] = ctypes.CDLL) -> Cal
 
 
 def counter_of(gpu: Gpu | None) -> Callable[[], float] | None:
-    """The same of a GPU. Where the driver fails to answer later, it stands still."""
+    """As `joules_counter`, for an open GPU. If the driver fails to answer later, the counter keeps its last value."""
     first = None if gpu is None else gpu.joules()
     if gpu is None or first is None:
         return None

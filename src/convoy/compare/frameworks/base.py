@@ -1,7 +1,7 @@
 """Framework: the interface that `convoy compare` times.
 
-Modules here are imported in child processes alone, and none imports torch unless its framework is built on it: what a framework
-needs of memory and of start-up time is measured.
+Modules of this folder are imported in child processes only. They import torch only if their framework is built on it, because
+a framework's memory and start-up time are measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Outputs = dict[str, np.ndarray[Any, Any]]
 
 
 class UnsupportedCaseError(Exception):
-    """A framework cannot do a case; the message says why."""
+    """A framework does not support a case; the message says why."""
 
 
 @dataclass(slots=True)
@@ -30,17 +30,17 @@ class BuiltModel:
     """A framework's net, ready to be run.
 
     Attributes:
-        run: one call (inference) as a user makes it, copies of inputs included, or one step (training); may return before the
-            device has done it.
-        check: the outputs, called once and before anything else, so that training is checked from the weights as they were.
-        wait: return when the device is done; None: `run` returns when it is done.
-        replay: the device's work of one call alone, as one captured CUDA graph; None: the framework offers none.
-        peak_memory: most bytes of device memory that the framework had allocated, None where it does not tell: then there is no
-            figure, for a process's own memory says nothing of a GPU's. Without such a function the process's own is what counts.
-        restart_peak: count that anew, called when the ways that were not the fastest are gone.
-        kinds: milliseconds of one call by layer kind; None: the framework offers no such thing.
-        setting: added to the configuration's description, where it is known only after building.
-        notes: lines for people.
+        run: one call (inference) as a user makes it, including copies of inputs, or one step (training). It may return before
+            the device has finished.
+        check: returns the outputs. It is called once, before `run`, so that training is checked from the initial weights.
+        wait: returns when the device has finished; None if `run` waits itself.
+        replay: only the device's work of one call, as one captured CUDA graph; None if the framework offers none.
+        peak_memory: returns the most bytes of device memory that the framework had allocated, or None if it does not tell; the
+            row then has no figure. Without this function the process's own memory is reported.
+        restart_peak: restarts that count; called when only the fastest configuration is left.
+        kinds: returns milliseconds of one call by layer kind; None if the framework has no profiler.
+        setting: added to the configuration's description, if it is known only after building.
+        notes: lines for the reader.
         detail: JSON for the row.
     """
 
@@ -58,13 +58,13 @@ class BuiltModel:
 
 @dataclass(frozen=True, slots=True)
 class FrameworkConfig:
-    """One way to set a framework.
+    """One configuration of a framework.
 
     Attributes:
-        setting: words for the row.
-        build: builds the net so.
-        chooses: building it chooses by the clock, so that it has the device for itself.
-        spare: it is tried only where no way before it worked.
+        setting: its description in the row.
+        build: builds the net.
+        chooses: whether building measures times, so that it needs the device to itself.
+        spare: whether it is tried only if no configuration before it worked.
     """
 
     setting: str
@@ -74,13 +74,13 @@ class FrameworkConfig:
 
 
 class Framework(Protocol):
-    """One framework. Its module is imported when it is known to be installed."""
+    """One framework. Its module is imported only if the framework is installed."""
 
     def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
-        """The best known ways to run a case, the likeliest first; the fastest of them is measured.
+        """The best known configurations for a case, the most promising first; the fastest of them is measured.
 
         Raises:
-            UnsupportedCaseError: it cannot do the case.
+            UnsupportedCaseError: the framework does not support the case.
         """
         ...
 
@@ -90,8 +90,8 @@ class CaseInputs:
     """The folder that a comparison shares with its children: weights, input, labels, exact results, ONNX file.
 
     Attributes:
-        folder: where it lies.
-        facts: properties found when it was made (`transform_input`, tolerances, ...).
+        folder: its path.
+        facts: properties found when it was written (`transform_input`, tolerances, ...).
     """
 
     folder: Path
@@ -99,12 +99,12 @@ class CaseInputs:
 
     @property
     def weights_path(self) -> Path:
-        """Weights in fp32, by torch's names."""
+        """File of the weights, fp32, by torch's names."""
         return self.folder / "weights.safetensors"
 
     @property
     def onnx_path(self) -> Path:
-        """The exported model, where an export was asked for."""
+        """File of the exported model; missing if no framework needs it."""
         return self.folder / "model.onnx"
 
     def weights(self) -> Outputs:
@@ -120,7 +120,7 @@ class CaseInputs:
         return self._read("input")["labels"]
 
     def exact(self) -> Outputs:
-        """The exact results, in float64 where that was affordable."""
+        """The reference results, in float64 if that was affordable."""
         return self._read("exact")
 
     def _read(self, name: str) -> Outputs:
@@ -130,7 +130,7 @@ class CaseInputs:
 
 
 def net_of(case: Case) -> str:
-    """The case's net among those that have a definition; raises UnsupportedCaseError for others."""
+    """Name of the case's net; raises UnsupportedCaseError if `convoy.compare.nets` does not define it."""
     if case.model not in NETS:
         raise UnsupportedCaseError(f"{case.model} is defined for PyTorch alone; here are {', '.join(NETS)}")
     return case.model

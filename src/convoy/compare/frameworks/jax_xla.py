@@ -25,17 +25,17 @@ lax = cast("Any", import_module("jax.lax"))
 DTYPES: Final = {"fp32": jnp.float32, "fp16": jnp.float16, "bf16": jnp.bfloat16}
 
 BATCH_NORM_MOMENTUM: Final = 0.1
-"""torch's word for the weight of the new statistics."""
+"""Weight of the new statistics, as torch defines momentum."""
 
 Parameters = dict[str, Any]
 """Arrays by name."""
 
 
 class Jax:
-    """JAX by its own rules: jit, weights as arguments, both layouts tried."""
+    """JAX with jit, weights as arguments, and both layouts."""
 
     def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
-        """The memory formats on a CPU; on a GPU XLA assigns layouts itself, so the other form is for where one fails."""
+        """Both memory formats on a CPU. On a GPU XLA assigns layouts itself: the second is tried if the first fails."""
         net_of(case)
         cuda = case.device == "cuda"
         jax.config.update("jax_platforms", "cuda" if cuda else "cpu")
@@ -58,7 +58,7 @@ class Lax:
     Args:
         parameters: weights by torch's names, filters already in the layout's order.
         layout: `nhwc` or `nchw`.
-        training: batch norm by the batch's statistics; the updated running ones are in `statistics`.
+        training: batch norms use the batch's statistics; updated running statistics are in `statistics`.
     """
 
     def __init__(self, parameters: Parameters, layout: str, *, training: bool) -> None:
@@ -66,7 +66,7 @@ class Lax:
         self.statistics: Parameters = {}
 
     def conv(self, x: Array, name: str, stride: int = 1, pad: Pad = 0) -> Array:
-        """Without an accumulator type of its own: XLA accumulates halves in fp32."""
+        """A convolution. No accumulator type is given, because XLA accumulates half types in fp32."""
         weight = self.parameters[f"{name}.weight"].astype(x.dtype)
         y = lax.conv_general_dilated(
             x,
@@ -80,7 +80,7 @@ class Lax:
         return y if bias is None else y + self._channels(bias.astype(x.dtype))
 
     def batch_norm(self, x: Array, name: str, eps: float) -> Array:
-        """Statistics in fp32."""
+        """Batch norm, with statistics in fp32."""
         scale, shift, mean, variance = (
             self.parameters[f"{name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
         )
@@ -97,47 +97,47 @@ class Lax:
         return (centred * self._channels(scale * lax.rsqrt(variance + eps)) + self._channels(shift)).astype(x.dtype)
 
     def relu(self, x: Array) -> Array:
-        """jax.nn's."""
+        """`jax.nn.relu`."""
         return jax.nn.relu(x)
 
     def relu6(self, x: Array) -> Array:
-        """jax.nn's."""
+        """`jax.nn.relu6`."""
         return jax.nn.relu6(x)
 
     def silu(self, x: Array) -> Array:
-        """jax.nn's."""
+        """`jax.nn.silu`."""
         return jax.nn.silu(x)
 
     def sigmoid(self, x: Array) -> Array:
-        """jax.nn's."""
+        """`jax.nn.sigmoid`."""
         return jax.nn.sigmoid(x)
 
     def max_pool(self, x: Array, size: int, stride: int, low: int, high: int) -> Array:
-        """reduce_window pads with the operation's own neutral value."""
+        """Max pooling; reduce_window pads with -inf."""
         pads = self._sides((low, high), (0, 0))
         return lax.reduce_window(x, -jnp.inf, lax.max, self._sides(size, 1), self._sides(stride, 1), pads)
 
     def avg_pool(self, x: Array, size: int, stride: int, pad: int = 0) -> Array:
-        """Sums in fp32."""
+        """Average pooling, with sums in fp32."""
         window, strides, pads = self._sides(size, 1), self._sides(stride, 1), self._sides((pad, pad), (0, 0))
         sums = lax.reduce_window(x.astype(jnp.float32), 0.0, lax.add, window, strides, pads)
         return (sums / size**2).astype(x.dtype)
 
     def mean(self, x: Array, *, keep: bool = False) -> Array:
-        """Over the two sides; jax.numpy sums halves in fp32."""
+        """Mean over height and width; jax.numpy sums half types in fp32."""
         return x.mean((1, 2) if self.nhwc else (2, 3), keepdims=keep)
 
     def flatten(self, x: Array) -> Array:
-        """In torch's order."""
+        """[n, c * h * w] in torch's order."""
         return (x.transpose(0, 3, 1, 2) if self.nhwc else x).reshape(x.shape[0], -1)
 
     def linear(self, x: Array, name: str) -> Array:
-        """The weight lies as [c, k]."""
+        """Matrix product with the weight, stored as [c, k], plus the bias."""
         weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
         return x @ weight.astype(x.dtype) + bias.astype(x.dtype)
 
     def concat(self, xs: Sequence[Array]) -> Array:
-        """Along channels."""
+        """Concatenation along channels."""
         return jnp.concatenate(xs, 3 if self.nhwc else 1)
 
     def add(self, x: Array, y: Array) -> Array:
@@ -145,15 +145,15 @@ class Lax:
         return x + y
 
     def multiply(self, x: Array, gate: Array) -> Array:
-        """The gate has sides of 1."""
+        """Product with a gate whose height and width are 1."""
         return x * gate
 
     def affine(self, x: Array, scale: Sequence[float], shift: Sequence[float]) -> Array:
-        """By channel."""
+        """Scale and shift of each channel."""
         return x * self._channels(jnp.array(scale, x.dtype)) + self._channels(jnp.array(shift, x.dtype))
 
     def height(self, x: Array) -> int:
-        """Known when traced."""
+        """Height, which is known while tracing."""
         return int(x.shape[1 if self.nhwc else 2])
 
     def _sides(self, each: Any, others: Any) -> tuple[Any, ...]:
@@ -171,7 +171,7 @@ def forward(case: Case, layout: str, facts: Any, parameters: Parameters, x: Arra
 
 
 def parameters_of(material: CaseInputs, layout: str, dtype: Any) -> Parameters:
-    """Weights on the device, in the order that the layout wants."""
+    """Weights on the device, with the order of dimensions that the layout needs."""
     found: Parameters = {}
     for name, weight in material.weights().items():
         if name.endswith("num_batches_tracked"):
@@ -186,7 +186,7 @@ def parameters_of(material: CaseInputs, layout: str, dtype: Any) -> Parameters:
 
 
 def as_torch_has_it(array: Array, layout: str) -> np.ndarray[Any, Any]:
-    """A gradient in torch's order of sides."""
+    """A gradient in torch's order of dimensions."""
     found = np.asarray(array, np.float32)
     if found.ndim == 4 and layout == "nhwc":
         return found.transpose(3, 2, 0, 1)

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the model that torch.onnx exported, every graph optimisation on."""
+"""ONNX Runtime on the model that torch.onnx exported, with all graph optimisations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ onnxruntime = cast("Any", import_module("onnxruntime"))  # optional, and it decl
 PROFILED_CALLS = 3
 
 NO_MEMORY = "no figure for memory: ONNX Runtime does not report the size of its arena on a GPU"
-"""The driver's count by process is none either: inside a container its ids are others, and it counts CUDA's context too."""
+"""The driver's count by process does not help: process ids differ inside a container, and it includes CUDA's context."""
 
 
 class OnnxRuntime:
@@ -96,7 +96,7 @@ def _build(case: Case, material: CaseInputs, cuda: dict[str, str]) -> BuiltModel
 
 
 def _kinds(case: Case, material: CaseInputs, cuda: dict[str, str], name: str, x: Any) -> dict[str, float]:
-    """Milliseconds of one call by layer kind: from the profile of a session of its own."""
+    """Milliseconds of one call by layer kind, from the profile of a separate session."""
     with tempfile.TemporaryDirectory() as folder:
         session = _session(case, material, cuda, profile=str(Path(folder) / "profile"))
         session.run(None, {name: x})

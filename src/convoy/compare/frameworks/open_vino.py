@@ -21,10 +21,10 @@ TYPES: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
 class OpenVino:
-    """The CPU plugin; the type of its arithmetic is set, because its own choice may be narrower than requested."""
+    """The CPU plugin. Its arithmetic type is set, because its default may be narrower than the case's."""
 
     def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
-        """The hint for latency."""
+        """One configuration: the latency hint."""
         if case.training:
             raise UnsupportedCaseError("OpenVINO does not train")
         if case.device != "cpu":

@@ -33,7 +33,7 @@ DTYPES: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 class TensorFlow:
-    """TensorFlow with Keras' layers, NHWC, which is the layout that its CPU kernels have."""
+    """TensorFlow with Keras layers in NHWC, the only layout that its CPU kernels support."""
 
     def ways(self, case: Case, material: CaseInputs) -> Sequence[FrameworkConfig]:
         """The graph executor (oneDNN on a CPU), and XLA."""
@@ -54,19 +54,19 @@ FRAMEWORK = TensorFlow()
 
 
 class KerasLayers:
-    """The operators as Keras layers, named by torch's parameters ("." is "-" there).
+    """The operators as Keras layers, named after torch's parameters with "-" for ".".
 
     Args:
-        weights: torch's, whose shapes the layers take.
+        weights: by torch's names; the layers take their shapes.
     """
 
     def __init__(self, weights: Outputs) -> None:
         self.weights = weights
 
     def conv(self, x: Any, name: str, stride: int = 1, pad: Pad = 0) -> Any:
-        """Zero padding is a layer of its own: Keras' "same" pads another way where a stride is above 1.
+        """A convolution, with a layer for zero padding: Keras' "same" pads differently at strides above 1.
 
-        A filter a channel is a layer of its own too: TensorFlow has no gradients of grouped convolutions on a CPU.
+        A depthwise convolution has its own kind of layer: TensorFlow has no gradients of grouped convolutions on a CPU.
         """
         k, c, r, s = self.weights[f"{name}.weight"].shape
         groups = x.shape[-1] // c
@@ -82,66 +82,66 @@ class KerasLayers:
         return keras.layers.Conv2D(k, (r, s), stride, padding, groups=groups, **more)(x)
 
     def batch_norm(self, x: Any, name: str, eps: float) -> Any:
-        """Keras' momentum is the weight of the old statistics."""
+        """Batch norm; Keras' momentum is the weight of the old statistics."""
         return keras.layers.BatchNormalization(momentum=0.9, epsilon=eps, name=_word(name))(x)
 
     def relu(self, x: Any) -> Any:
-        """A layer."""
+        """ReLU."""
         return keras.layers.ReLU()(x)
 
     def relu6(self, x: Any) -> Any:
-        """The same layer, with an end."""
+        """ReLU that ends at 6."""
         return keras.layers.ReLU(6.0)(x)
 
     def silu(self, x: Any) -> Any:
-        """A layer."""
+        """SiLU."""
         return keras.layers.Activation("silu")(x)
 
     def sigmoid(self, x: Any) -> Any:
-        """A layer."""
+        """Sigmoid."""
         return keras.layers.Activation("sigmoid")(x)
 
     def max_pool(self, x: Any, size: int, stride: int, low: int, high: int) -> Any:
-        """Every max pooling follows a ReLU, so zeros serve as -inf."""
+        """Max pooling with zero padding: its inputs follow a ReLU, so zeros never win."""
         if low or high:
             x = keras.layers.ZeroPadding2D(((low, high), (low, high)))(x)
         return keras.layers.MaxPooling2D(size, stride, "valid")(x)
 
     def avg_pool(self, x: Any, size: int, stride: int, pad: int = 0) -> Any:
-        """Zero padding is a layer of its own: Keras' "same" leaves it out of the averages."""
+        """Average pooling, with a layer for zero padding: Keras' "same" leaves the zeros out of the averages."""
         x = keras.layers.ZeroPadding2D(pad)(x) if pad else x
         return keras.layers.AveragePooling2D(size, stride, "valid")(x)
 
     def mean(self, x: Any, *, keep: bool = False) -> Any:
-        """A layer, which sums halves in fp32."""
+        """Global average pooling, which sums half types in fp32."""
         return keras.layers.GlobalAveragePooling2D(keepdims=keep)(x)
 
     def flatten(self, x: Any) -> Any:
-        """In torch's order."""
+        """[n, c * h * w] in torch's order."""
         return keras.layers.Flatten()(keras.layers.Permute((3, 1, 2))(x))
 
     def linear(self, x: Any, name: str) -> Any:
-        """Dense."""
+        """Linear layer."""
         return keras.layers.Dense(self.weights[f"{name}.weight"].shape[0], name=_word(name))(x)
 
     def concat(self, xs: Sequence[Any]) -> Any:
-        """Along channels."""
+        """Concatenation along channels."""
         return keras.layers.Concatenate(axis=-1)(list(xs))
 
     def add(self, x: Any, y: Any) -> Any:
-        """A layer."""
+        """Sum."""
         return keras.layers.Add()([x, y])
 
     def multiply(self, x: Any, gate: Any) -> Any:
-        """A layer, which broadcasts."""
+        """Product with a gate, which is broadcast."""
         return keras.layers.Multiply()([x, gate])
 
     def affine(self, x: Any, scale: Sequence[float], shift: Sequence[float]) -> Any:
-        """Rescaling takes a value a channel."""
+        """Scale and shift of each channel."""
         return keras.layers.Rescaling(np.array(scale), np.array(shift))(x)
 
     def height(self, x: Any) -> int:
-        """Known when built."""
+        """Height, which is known when the net is built."""
         return int(x.shape[1])
 
 
@@ -171,13 +171,13 @@ def keras_model(case: Case, material: CaseInputs) -> Any:
 
 
 def _pieces(weights: Outputs, name: str, layer: Any) -> list[tuple[str, np.ndarray[Any, Any]]]:
-    """A layer's arrays in Keras' order of arrays and sides, with torch's names."""
+    """A layer's arrays in Keras' order of arrays and dimensions, with torch's names."""
     if isinstance(layer, keras.layers.BatchNormalization):
         return [
             (f"{name}.{part}", weights[f"{name}.{part}"]) for part in ("weight", "bias", "running_mean", "running_var")
         ]
     weight = weights[f"{name}.weight"]
-    if weight.ndim == 4:  # a filter a channel lies as [r, s, c, 1], others as [r, s, c, k]
+    if weight.ndim == 4:  # depthwise filters are [r, s, c, 1], others [r, s, c, k]
         depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
         weight = weight.transpose((2, 3, 0, 1) if depthwise else (2, 3, 1, 0))
     else:
@@ -189,7 +189,7 @@ def _pieces(weights: Outputs, name: str, layer: Any) -> list[tuple[str, np.ndarr
 
 
 def _as_torch_has_it(array: np.ndarray[Any, Any], layer: Any) -> np.ndarray[Any, Any]:
-    """A gradient in torch's order of sides."""
+    """A gradient in torch's order of dimensions."""
     if array.ndim != 4:
         return array.T
     return array.transpose((2, 3, 0, 1) if isinstance(layer, keras.layers.DepthwiseConv2D) else (3, 2, 0, 1))
@@ -200,7 +200,7 @@ def _input(case: Case, material: CaseInputs) -> Any:
 
 
 def _waited(case: Case, run: Callable[[], Any]) -> Callable[[], object] | None:
-    """Eager tensors of a CPU are there when the function returns; a GPU is waited for."""
+    """A function that waits for the GPU; None on a CPU, where results are complete when `run` returns."""
     del run
     return tf.test.experimental.sync_devices if case.device == "cuda" else None
 
@@ -212,7 +212,7 @@ def _memory(case: Case) -> Callable[[], int] | None:
 
 
 def _restart_peak(case: Case) -> Callable[[], object] | None:
-    """Else the peak is that of building: of XLA's autotuning, and of the way that was not the fastest."""
+    """Restart the count of the peak, which would otherwise include XLA's autotuning and the slower configurations."""
     return (lambda: tf.config.experimental.reset_memory_stats("GPU:0")) if case.device == "cuda" else None
 
 
@@ -255,7 +255,7 @@ def _train(case: Case, material: CaseInputs, *, xla: int) -> BuiltModel:
         return loss
 
     def gradients() -> Outputs:
-        """Keras' momentum after one step is the gradient times minus the learning rate."""
+        """Gradients of the first step: Keras' momentum is then the gradient times minus the learning rate."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         velocities = {
             v.path: m.numpy() / -LEARNING_RATE for v, m in zip(model.trainable_variables, inner.momentums, strict=True)

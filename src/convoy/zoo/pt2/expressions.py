@@ -6,21 +6,18 @@ functions, and computes the value for given symbols; nothing else is an expressi
 
 from __future__ import annotations
 
-import math
-import operator
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any, Final
+from typing import Final
 
+from convoy.zoo.pt2.expression_functions import FUNCTIONS, Value, bounded
 from convoy.zoo.pt2.refusal import RefusedError, shown
 
 LONGEST: Final = 10_000
 """Characters of one expression; sizes deep inside a net of many concatenations have a few hundred."""
 DEEPEST: Final = 100
 """Nested brackets."""
-LARGEST: Final = 2**63 - 1
-"""Sizes are 64-bit integers, and no step towards them is larger."""
 
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<symbol>Symbol\('(?:[su]\d{1,9})'(?:, (?:positive|integer|nonnegative)=True){0,3}\))"
@@ -29,8 +26,6 @@ _TOKEN: Final = re.compile(
 )
 _SYMBOL_INSIDE: Final = re.compile(r"\b[su]\d{1,9}\b", re.ASCII)
 _NAME_OF_SYMBOL: Final = re.compile(r"[su]\d{1,9}", re.ASCII)
-
-Value = Fraction | bool
 
 
 def evaluate(text: str, symbols: Mapping[str, int]) -> int | bool:
@@ -80,128 +75,6 @@ def solve(text: str, value: int, symbols: Mapping[str, int]) -> tuple[str, int] 
     except RefusedError:
         return None
 
-
-def _bounded(value: Value) -> Value:
-    if not isinstance(value, bool) and max(abs(value.numerator), value.denominator) > LARGEST:
-        raise RefusedError("It has a symbolic size beyond 64 bits.", is_code=False)
-    return value
-
-
-def _floor(a: Fraction, b: Fraction) -> Fraction:
-    return Fraction(a // b)
-
-
-def _mod(a: Fraction, b: Fraction) -> Fraction:
-    return a % b
-
-
-def _power(a: Fraction, b: Fraction) -> Fraction:
-    if b.denominator != 1 or abs(b) > 64 or (a == 0 and b < 0):
-        raise RefusedError(f"It has a symbolic size with the power {b}.")
-    for _ in range(abs(int(b))):
-        _bounded(a ** (1 if b > 0 else -1))
-    result = Fraction(1)
-    for _ in range(abs(int(b))):
-        result = result * a if b > 0 else result / a
-        _bounded(result)
-    return result
-
-
-def _product(*values: Fraction) -> Fraction:
-    result = Fraction(1)
-    for value in values:
-        result *= value
-        _bounded(result)
-    return result
-
-
-def _modular(base: Fraction, divisor: Fraction, modulus: Fraction) -> Fraction:
-    return _mod(_floor(base, divisor), modulus)
-
-
-def _sum(*values: Fraction) -> Fraction:
-    return sum(values, Fraction(0))
-
-
-def _quotient(a: Fraction, b: Fraction) -> Fraction:
-    return a / b
-
-
-def _ceiling_of_quotient(a: Fraction, b: Fraction) -> Fraction:
-    return Fraction(-(-a // b))
-
-
-def _largest(*values: Fraction) -> Fraction:
-    return max(values)
-
-
-def _smallest(*values: Fraction) -> Fraction:
-    return min(values)
-
-
-def _floor_of(a: Fraction) -> Fraction:
-    return Fraction(math.floor(a))
-
-
-def _ceiling_of(a: Fraction) -> Fraction:
-    return Fraction(math.ceil(a))
-
-
-def _truncated(a: Fraction) -> Fraction:
-    return Fraction(math.trunc(a))
-
-
-def _all(*values: bool) -> bool:
-    return all(values)
-
-
-def _any(*values: bool) -> bool:
-    return any(values)
-
-
-_FUNCTIONS: Final[dict[str, tuple[int, int, Callable[..., Any]]]] = {
-    "Integer": (1, 1, Fraction),
-    "Rational": (2, 2, Fraction),
-    "Identity": (1, 1, Fraction),
-    "Add": (1, 10_000, _sum),
-    "Mul": (1, 10_000, _product),
-    "Pow": (2, 2, _power),
-    "PowByNatural": (2, 2, _power),
-    "FloorDiv": (2, 2, _floor),
-    "CleanDiv": (2, 2, _floor),
-    "IntTrueDiv": (2, 2, _quotient),
-    "CeilDiv": (2, 2, _ceiling_of_quotient),
-    "Mod": (2, 2, _mod),
-    "PythonMod": (2, 2, _mod),
-    "ModularIndexing": (3, 3, _modular),
-    "Max": (1, 10_000, _largest),
-    "max": (1, 10_000, _largest),
-    "Min": (1, 10_000, _smallest),
-    "min": (1, 10_000, _smallest),
-    "Abs": (1, 1, abs),
-    "floor": (1, 1, _floor_of),
-    "ceiling": (1, 1, _ceiling_of),
-    "FloorToInt": (1, 1, _floor_of),
-    "CeilToInt": (1, 1, _ceiling_of),
-    "TruncToInt": (1, 1, _truncated),
-    "ToFloat": (1, 1, Fraction),
-    "Eq": (2, 2, operator.eq),
-    "Ne": (2, 2, operator.ne),
-    "Lt": (2, 2, operator.lt),
-    "Le": (2, 2, operator.le),
-    "Gt": (2, 2, operator.gt),
-    "Ge": (2, 2, operator.ge),
-    "Equality": (2, 2, operator.eq),
-    "Unequality": (2, 2, operator.ne),
-    "StrictLessThan": (2, 2, operator.lt),
-    "LessThan": (2, 2, operator.le),
-    "StrictGreaterThan": (2, 2, operator.gt),
-    "GreaterThan": (2, 2, operator.ge),
-    "And": (1, 10_000, _all),
-    "Or": (1, 10_000, _any),
-    "Not": (1, 1, operator.not_),
-}
-"""Fewest and most arguments, and the function; the names that `sympy.srepr` and torch's own functions have."""
 
 _COMPARISONS: Final = {"==": "Eq", "!=": "Ne", "<": "Lt", "<=": "Le", ">": "Gt", ">=": "Ge"}
 
@@ -277,7 +150,7 @@ class _Parser:
         kind, word = self.tokens[self.at]
         self.at += 1
         if kind == "number":
-            return _bounded(Fraction(int(word)))
+            return bounded(Fraction(int(word)))
         if kind == "symbol":
             return self.of_symbol(word.split("'")[1])
         if word == "(":
@@ -315,12 +188,12 @@ class _Parser:
         return Fraction(self.symbols[name])
 
     def call(self, name: str, arguments: list[Value]) -> Value:
-        fewest, most, compute = _FUNCTIONS.get(name, (1, 0, bool))
+        fewest, most, compute = FUNCTIONS.get(name, (1, 0, bool))
         logical = name in ("And", "Or", "Not")
         if not fewest <= len(arguments) <= most or any(isinstance(a, bool) != logical for a in arguments):
             raise self.refused()
         try:
-            return _bounded(compute(*arguments))
+            return bounded(compute(*arguments))
         except ZeroDivisionError as error:
             raise RefusedError(f"Its symbolic size {shown(self.text)} divides by zero.", is_code=False) from error
         except (ArithmeticError, TypeError, ValueError) as error:

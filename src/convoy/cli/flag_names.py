@@ -111,10 +111,8 @@ class FlagNames:
         return self.of(found[0]) if len(found) == 1 else None
 
     def _file(self, error: InputError, values: Mapping[str, Any]) -> Any:
-        """The only parameter whose value is the file of the error: two options may name files of one kind."""
-        files = [
-            p for p in self._parameters if isinstance(value := values.get(p.name), Path) and str(value) == error.value
-        ]
+        """The only parameter that was given the file of the error: two options may name files of one kind."""
+        files = [p for p in self._parameters if any(str(path) == error.value for path in _paths(values.get(p.name)))]
         return files[0] if len(files) == 1 else None
 
     def _lines(self, error: InputError, values: Mapping[str, Any]) -> str:
@@ -166,6 +164,12 @@ class FlagNames:
         return InputError(
             typed.flag, typed.value or NOTHING, "no value" if own.is_flag else _expected(own) or "a value behind it"
         )
+
+
+def _paths(value: object) -> list[Path]:
+    """The paths among the values of a parameter."""
+    items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else (value,)
+    return [item for item in items if isinstance(item, Path)]
 
 
 def _flags(parameter: Any) -> list[str]:

@@ -175,23 +175,17 @@ def advise(
     if not sparse:
         note = f"no engine reads masks on {target.name} at numerics {settings.numerics}: pruning makes no layer faster here"
         return Advice(name, target.to_dict(), (), (note,))
+    progress = _Progress(observer)
     searching = partial(
-        search, target=target, settings=settings, database=database, runner=runner, on_progress=_Progress(observer)
+        search, target=target, settings=settings, database=database, runner=runner, on_progress=progress
     )
     dense = searching([p for x in layers for p in x.problems], engine_ids=engine_ids)
     problems = [p for found in trials.values() for trial in found for p in trial.problems]
     if settings.effort is Effort.FULL:
         masked = searching(problems, engine_ids=[e.id for e in sparse])
     else:
-        masked = measure_defaults(
-            problems,
-            sparse,
-            target=target,
-            settings=settings,
-            database=database,
-            runner=runner,
-            on_progress=_Progress(observer),
-        )
+        measuring = partial(measure_defaults, target=target, settings=settings, database=database, runner=runner)
+        masked = measuring(problems, sparse, on_progress=progress)
     found = tuple(
         _layer_advice(layer, wanted, [trials[i, p] for p in wanted], dense, masked) for i, layer in enumerate(layers)
     )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from convoy.cli import kept, options
+from convoy.cli import inputs, kept, options
 from convoy.cli.output import say
 from convoy.errors import InputError
 
@@ -44,7 +44,7 @@ def run(
 
     from convoy.zoo import read_info
 
-    args = options.example(module, model, None, batch, options.image_size(size), dtype, where, read_info(weights))
+    args = inputs.example(module, model, None, batch, options.image_size(size), dtype, where, read_info(weights))
 
     from convoy.capture import capture_inference
     from convoy.cli.progress import Bar
@@ -55,7 +55,7 @@ def run(
 
     target = detect_target(where)
     kept.measurements()
-    with Bar() as bar, options.fitting(module, args), Database.open(settings.db) as database:
+    with Bar() as bar, inputs.fitting(module, args), Database.open(settings.db) as database:
         captured = capture_inference(module, args)
         runner = make_runner(target, settings)
         try:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from convoy.cli import kept, options
+from convoy.cli import inputs, kept, options
 from convoy.cli.command import GOAL, OUTPUT
 from convoy.cli.output import say
 
@@ -52,9 +52,9 @@ def export(
     found = None if plan is None else load_plan(plan)  # refuse a bad plan before the model is loaded
     module = options.load(model, weights, dtype, "cpu", trust=trust)
     wanted, info = options.image_size(size), read_info(weights)
-    args = options.example(module, model, images, batch, wanted, dtype, "cpu", info, data_batch=1)
+    args = inputs.example(module, model, images, batch, wanted, dtype, "cpu", info, data_batch=1)
     known = preprocessing(model)
-    with options.fitting(module, args):
+    with inputs.fitting(module, args):
         convoy.export(
             module, output, args, plan=found, portable=portable, settings=settings, name=model,
             normalisation=(known.mean, known.std),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convoy.cli import options
+from convoy.cli import inputs
 from convoy.cli.progress import Bar
 from convoy.errors import InputError
 
@@ -120,7 +120,7 @@ def outputs_of(module: nn.Module, size: ImageSize, device: str) -> int:
 
     module.eval()
     x = torch.zeros(1, 3, *sides(size), device=device)
-    with torch.no_grad(), options.fitting(module, (x,)):
+    with torch.no_grad(), inputs.fitting(module, (x,)):
         return class_scores(module(x)).shape[1]
 
 
@@ -128,13 +128,6 @@ def tell_unreadable(found: Sequence[UnreadableImage], bar: Bar) -> None:
     """List the image files that are left out."""
     for image in found:
         bar.tell(f"left out, for it cannot be read: {image.file} ({image.reason})")
-
-
-def tell_left_out(error: InputError) -> None:
-    """Say that an image file of a folder is left out."""
-    from convoy.zoo.check_images import reading_reason
-
-    options.tell(f"left out, for it cannot be read: {error.value} ({reading_reason(error)})")
 
 
 def told_of(training: Dataset, test: Dataset | None) -> str:

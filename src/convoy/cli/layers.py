@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from convoy.cli import options
+from convoy.cli import inputs, options
 from convoy.cli.output import say
 
 
@@ -20,13 +20,13 @@ def layers(
 ) -> None:
     """List MODEL's convolutions and linear layers: shapes, operations, least bytes."""
     module = options.load(model, None, dtype, "cpu", trust=trust)
-    args = options.example(module, model, None, batch, options.image_size(size), dtype, "cpu")
+    args = inputs.example(module, model, None, batch, options.image_size(size), dtype, "cpu")
 
     from convoy.capture import capture_inference
     from convoy.graph.layers import conv_problem, linear_problem
     from convoy.report import print_table
 
-    with options.fitting(module, args):
+    with inputs.fitting(module, args):
         graph = capture_inference(module, args).graph
     rows: list[tuple[str, ...]] = []
     total = 0

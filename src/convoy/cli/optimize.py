@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convoy.cli import interrupt, kept, options
+from convoy.cli import inputs, interrupt, kept, options
 from convoy.cli.command_options import optimize_options as given
 from convoy.deadline import Deadline
 from convoy.errors import InputError
@@ -74,9 +74,9 @@ def optimize(
     from convoy.zoo import read_info
 
     wanted, info = options.image_size(size), read_info(weights)
-    args = options.example(module, model, images, batch, wanted, dtype, where, info, data_batch=1)
+    args = inputs.example(module, model, images, batch, wanted, dtype, where, info, data_batch=1)
 
-    with options.fitting(module, args):
+    with inputs.fitting(module, args):
         result = _tune(module, args, model, settings, train, amp, deadline)
     assert result.summary is not None  # only a replayed plan has none
     summary = _with_weights(result.summary, weights)

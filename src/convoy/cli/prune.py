@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from convoy.cli import options
+from convoy.cli import inputs, options
 from convoy.cli.command_options import prune_options as given
 from convoy.cli.labelled_data import LARGEST_BATCH, fitting_batch, reading
 from convoy.cli.output import say
@@ -136,8 +136,8 @@ def run(
     from convoy.prune import Accuracy, Finetune, PruneSummary, accuracy, prune_model
     from convoy.training.trainer.finetune import finetune
 
-    args = options.example(module, name, None, None, sources.size, "fp32", device, info)
-    with options.fitting(module, args), Bar() as bar:
+    args = inputs.example(module, name, None, None, sources.size, "fp32", device, info)
+    with inputs.fitting(module, args), Bar() as bar:
         training, test, info = datasets(module, name, sources, info, device, bar)
         before = accuracy(module, test, on_progress=bar) if test is not None else 0.0
         pruned = prune_model(module, recipe, args)

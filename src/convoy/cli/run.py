@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convoy.cli import interrupt, options
+from convoy.cli import inputs, interrupt, options
 from convoy.cli.command_options import run_options as given
 from convoy.cli.output import say
 from convoy.cli.run_package import run_package
@@ -69,7 +69,7 @@ def run(
     if images is None and data is None:
         own = getattr(module, "example_input_array", None) is not None  # which a program has that takes other inputs
         count, wanted = (batch, options.image_size(size)) if own else (batch or batch_of(spec), wanted)
-        args = options.example(module, model, None, count, wanted, kind, where, info)
+        args = inputs.example(module, model, None, count, wanted, kind, where, info)
         run_once(module, plan, args)
         return
     count = batch or batch_of(spec) or 1
@@ -116,7 +116,7 @@ def run_once(module: nn.Module, plan: Path, args: tuple[Any, ...]) -> None:
 
     from convoy.pipeline.check.end_to_end import float_outputs
 
-    with options.fitting(module, args):
+    with inputs.fitting(module, args):
         fast = options.load_plan(module, plan, args)
     with torch.no_grad():
         outputs = float_outputs(fast(*args))
@@ -191,7 +191,7 @@ def run_images(
     device, dtype = place[0], parse_dtype(place[1])
     example = first_batch(found, batch).to(device, dtype)
     bar("loading the plan", 0, 0)
-    with options.fitting(module, (example,)):
+    with inputs.fitting(module, (example,)):
         fast = options.load_plan(module, plan, (example,))
     rows = classified(module, fast, found, batch, (device, dtype), bar)
     bar("timing", 0, 0)

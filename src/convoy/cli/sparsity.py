@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from convoy.cli import options
+from convoy.cli import inputs, options
 from convoy.cli.output import say
 from convoy.errors import InputError
 
@@ -30,7 +30,7 @@ def sparsity(
 
     from convoy.zoo import read_info
 
-    args = options.example(module, model, images, limit, options.image_size(size), "fp32", "cpu", read_info(weights))
+    args = inputs.example(module, model, images, limit, options.image_size(size), "fp32", "cpu", read_info(weights))
 
     from convoy.capture import capture_inference
     from convoy.measurement.count_zeros import convolution_inputs, layer_zeros
@@ -38,7 +38,7 @@ def sparsity(
     from convoy.report.sparsity import HEADINGS, LayerSparsity, Sparsity, write_sparsity_html, write_sparsity_json
 
     one = tuple(arg[:1] for arg in args)
-    with options.fitting(module, one):
+    with inputs.fitting(module, one):
         captured = capture_inference(module, one)
     graph = captured.graph
     calls = (tuple(arg[i : i + 1] for arg in args) for i in range(len(args[0])))

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from convoy.cli import options
+from convoy.cli import inputs, options
 from convoy.cli.output import say
 from convoy.errors import InputError
 
@@ -112,8 +112,8 @@ class StudySession:
             if self._late(name):
                 continue
             module = options.load(name, None, dtype, self.target.device, trust=trust)
-            args = options.example(module, name, None, batch, None, dtype, self.target.device)
-            with options.fitting(module, args):
+            args = inputs.example(module, name, None, batch, None, dtype, self.target.device)
+            with inputs.fitting(module, args):
                 net = capture_net(name, module, args, {}, self.settings, self.target)
             try:
                 rows, found = strategies(net, self.settings, self.database, self._watch)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.cli import options
+from convoy.cli import inputs
 from convoy.errors import InputError
 from convoy.zoo import check_inputs
 
@@ -40,11 +40,11 @@ def test_a_net_with_two_inputs_is_refused_for_one_image() -> None:
 def test_a_net_with_examples_of_its_own_is_used_with_them() -> None:
     model = Two()
     model.example_input_array = (IMAGE, DEPTH)  # type: ignore[assignment]
-    assert len(options.example(model, "two.pt2", None, None, None, "fp32", "cpu")) == 2
+    assert len(inputs.example(model, "two.pt2", None, None, None, "fp32", "cpu")) == 2
     with pytest.raises(InputError, match="Leave --input, --batch and --size out"):
-        options.example(model, "two.pt2", None, 1, None, "fp32", "cpu")
+        inputs.example(model, "two.pt2", None, 1, None, "fp32", "cpu")
 
 
 def test_a_failure_behind_the_inputs_is_blamed_on_them() -> None:
-    with pytest.raises(InputError, match="its inputs are image, depth"), options.fitting(Two(), (IMAGE,)):
+    with pytest.raises(InputError, match="its inputs are image, depth"), inputs.fitting(Two(), (IMAGE,)):
         raise TypeError("forward() missing 1 required positional argument")

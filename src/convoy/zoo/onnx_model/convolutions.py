@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from convoy.zoo.onnx_model.value import Inputs, Node, Operator, UnsupportedOnnxError, optional, tensor
+from convoy.zoo.onnx_model.value import Inputs, OnnxNode, Operator, UnsupportedOnnxError, optional, tensor
 
 _CONV = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}
 _TRANSPOSED = {3: functional.conv_transpose1d, 4: functional.conv_transpose2d, 5: functional.conv_transpose3d}
@@ -17,7 +17,7 @@ _MAX_POOL = {3: functional.max_pool1d, 4: functional.max_pool2d, 5: functional.m
 
 
 def _pads(
-    node: Node, x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    node: OnnxNode, x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> list[int]:
     """Begin and end of each spatial side, as ONNX lists them: all begins, then all ends."""
     sides = len(kernel)
@@ -47,12 +47,12 @@ def _padded(x: torch.Tensor, pads: Sequence[int], value: float = 0.0) -> tuple[t
     return functional.pad(x, around, value=value), [0] * half
 
 
-def _sides(node: Node, kernel: Sequence[int]) -> tuple[list[int], list[int]]:
+def _sides(node: OnnxNode, kernel: Sequence[int]) -> tuple[list[int], list[int]]:
     ones = [1] * len(kernel)
     return list(node.get("strides", ones)), list(node.get("dilations", ones))
 
 
-def conv(node: Node, inputs: Inputs) -> torch.Tensor:
+def conv(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`Conv` in one to three dimensions."""
     x, weight = tensor(inputs[0]), tensor(inputs[1])
     bias = None if optional(inputs, 2) is None else tensor(inputs[2])
@@ -62,7 +62,7 @@ def conv(node: Node, inputs: Inputs) -> torch.Tensor:
     return _CONV[x.dim()](x, weight, bias, strides, pads, dilations, int(node.get("group", 1)))
 
 
-def conv_transpose(node: Node, inputs: Inputs) -> torch.Tensor:
+def conv_transpose(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`ConvTranspose` in one to three dimensions; pads that are not symmetric are cut off the result."""
     x, weight = tensor(inputs[0]), tensor(inputs[1])
     bias = None if optional(inputs, 2) is None else tensor(inputs[2])
@@ -83,7 +83,7 @@ def conv_transpose(node: Node, inputs: Inputs) -> torch.Tensor:
     return whole
 
 
-def max_pool(node: Node, inputs: Inputs) -> torch.Tensor:
+def max_pool(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`MaxPool`; indices are not given."""
     if len([name for name in node.outputs if name]) > 1:
         raise UnsupportedOnnxError("MaxPool with indices")
@@ -97,7 +97,7 @@ def max_pool(node: Node, inputs: Inputs) -> torch.Tensor:
     return _MAX_POOL[x.dim()](x, kernel, strides, pads, dilations, bool(node.get("ceil_mode", 0)))
 
 
-def average_pool(node: Node, inputs: Inputs) -> torch.Tensor:
+def average_pool(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`AveragePool`, padding counted or not."""
     x, kernel = tensor(inputs[0]), list(node.get("kernel_shape"))
     strides, dilations = _sides(node, kernel)
@@ -117,14 +117,14 @@ def average_pool(node: Node, inputs: Inputs) -> torch.Tensor:
     return pool(padded, kernel, strides) / pool(ones, kernel, strides)
 
 
-def global_pool(node: Node, inputs: Inputs) -> torch.Tensor:
+def global_pool(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`GlobalAveragePool` and `GlobalMaxPool`."""
     x = tensor(inputs[0])
     sides = list(range(2, x.dim()))
     return x.mean(sides, keepdim=True) if node.operator == "GlobalAveragePool" else x.amax(sides, keepdim=True)
 
 
-def batch_norm(node: Node, inputs: Inputs) -> torch.Tensor:
+def batch_norm(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`BatchNormalization` as in inference."""
     if node.get("training_mode", 0):
         raise UnsupportedOnnxError("BatchNormalization in training mode: export the model in evaluation mode")
@@ -132,13 +132,13 @@ def batch_norm(node: Node, inputs: Inputs) -> torch.Tensor:
     return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, float(node.get("epsilon", 1e-5)))
 
 
-def instance_norm(node: Node, inputs: Inputs) -> torch.Tensor:
+def instance_norm(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`InstanceNormalization`."""
     x, scale, bias = (tensor(value) for value in inputs[:3])
     return functional.instance_norm(x, weight=scale, bias=bias, eps=float(node.get("epsilon", 1e-5)))
 
 
-def group_norm(node: Node, inputs: Inputs) -> torch.Tensor:
+def group_norm(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`GroupNormalization`; scale and bias are for channels since version 21 of the operators, for groups before."""
     x, scale, bias = (tensor(value) for value in inputs[:3])
     groups = int(node.get("num_groups"))
@@ -147,7 +147,7 @@ def group_norm(node: Node, inputs: Inputs) -> torch.Tensor:
     return functional.group_norm(x, groups, scale, bias, float(node.get("epsilon", 1e-5)))
 
 
-def layer_norm(node: Node, inputs: Inputs) -> torch.Tensor:
+def layer_norm(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`LayerNormalization`; mean and deviation are not given."""
     x, scale = tensor(inputs[0]), tensor(inputs[1])
     bias = None if optional(inputs, 2) is None else tensor(inputs[2])
@@ -155,7 +155,7 @@ def layer_norm(node: Node, inputs: Inputs) -> torch.Tensor:
     return functional.layer_norm(x, x.shape[axis:], scale, bias, float(node.get("epsilon", 1e-5)))
 
 
-def local_response_norm(node: Node, inputs: Inputs) -> torch.Tensor:
+def local_response_norm(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`LRN`."""
     size, alpha = int(node.get("size")), float(node.get("alpha", 1e-4))
     return functional.local_response_norm(

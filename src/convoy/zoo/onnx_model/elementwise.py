@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from convoy.zoo.onnx_model.value import Constant, Inputs, Node, Operator, array, axes_of, optional, tensor
+from convoy.zoo.onnx_model.value import Constant, Inputs, OnnxNode, Operator, array, axes_of, optional, tensor
 
 
 def _unary(run: Callable[[torch.Tensor], torch.Tensor]) -> Operator:
@@ -21,14 +21,14 @@ def _folded(run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Operat
     return lambda _node, inputs: functools.reduce(run, (tensor(value) for value in inputs))
 
 
-def _divide(_node: Node, inputs: Inputs) -> torch.Tensor:
+def _divide(_node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`Div`: integers are divided towards zero."""
     left, right = tensor(inputs[0]), tensor(inputs[1])
     whole = not left.is_floating_point() and not right.is_floating_point()
     return torch.div(left, right, rounding_mode="trunc") if whole else left / right
 
 
-def _bound(inputs: Inputs, index: int, node: Node, name: str) -> float | None:
+def _bound(inputs: Inputs, index: int, node: OnnxNode, name: str) -> float | None:
     """A bound of `Clip`: an attribute in old files, else an input."""
     if node.get(name) is not None:
         return float(node.get(name))
@@ -36,7 +36,7 @@ def _bound(inputs: Inputs, index: int, node: Node, name: str) -> float | None:
     return None if value is None else float(array(value, "a bound of Clip").reshape(-1)[0])
 
 
-def _clip(node: Node, inputs: Inputs) -> torch.Tensor:
+def _clip(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     low, high = _bound(inputs, 1, node, "min"), _bound(inputs, 2, node, "max")
     x = tensor(inputs[0])
     if low is None and high is None:
@@ -46,19 +46,19 @@ def _clip(node: Node, inputs: Inputs) -> torch.Tensor:
     return torch.clamp(x, low, high)
 
 
-def _prelu(_node: Node, inputs: Inputs) -> torch.Tensor:
+def _prelu(_node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, slope = tensor(inputs[0]), tensor(inputs[1])
     return torch.where(x < 0, x * slope, x)
 
 
-def _hard_sigmoid(node: Node, inputs: Inputs) -> torch.Tensor:
+def _hard_sigmoid(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     alpha, beta, x = float(node.get("alpha", 0.2)), float(node.get("beta", 0.5)), tensor(inputs[0])
     if abs(alpha - 1 / 6) < 1e-6 and beta == 0.5:
         return functional.hardsigmoid(x)
     return torch.clamp(alpha * x + beta, 0.0, 1.0)
 
 
-def _softmax(node: Node, inputs: Inputs) -> torch.Tensor:
+def _softmax(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`Softmax` and `LogSoftmax`: before version 13 over all axes from `axis` on."""
     run = functional.softmax if node.operator == "Softmax" else functional.log_softmax
     x = tensor(inputs[0])
@@ -68,7 +68,7 @@ def _softmax(node: Node, inputs: Inputs) -> torch.Tensor:
     return run(x.flatten(axis), axis).reshape(x.shape)
 
 
-def _gemm(node: Node, inputs: Inputs) -> torch.Tensor:
+def _gemm(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     a, b, c = tensor(inputs[0]), tensor(inputs[1]), optional(inputs, 2)
     alpha, beta = float(node.get("alpha", 1.0)), float(node.get("beta", 1.0))
     a = a.t() if node.get("transA", 0) else a
@@ -78,7 +78,7 @@ def _gemm(node: Node, inputs: Inputs) -> torch.Tensor:
     return product if c is None else product + beta * tensor(c)
 
 
-def _gelu(node: Node, inputs: Inputs) -> torch.Tensor:
+def _gelu(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     return functional.gelu(tensor(inputs[0]), approximate=str(node.get("approximate", "none")))
 
 
@@ -92,7 +92,7 @@ _REDUCTIONS: Final[dict[str, Callable[[torch.Tensor, list[int], bool], torch.Ten
 }
 
 
-def _reduce(node: Node, inputs: Inputs) -> torch.Tensor:
+def _reduce(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, axes = tensor(inputs[0]), axes_of(node, inputs)
     if not axes:
         if node.get("noop_with_empty_axes", 0):
@@ -101,12 +101,12 @@ def _reduce(node: Node, inputs: Inputs) -> torch.Tensor:
     return _REDUCTIONS[node.operator](x, axes, bool(node.get("keepdims", 1)))
 
 
-def _arg(node: Node, inputs: Inputs) -> torch.Tensor:
+def _arg(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, axis, keep = tensor(inputs[0]), int(node.get("axis", 0)), bool(node.get("keepdims", 1))
     return torch.argmax(x, axis, keep) if node.operator == "ArgMax" else torch.argmin(x, axis, keep)
 
 
-def _where(_node: Node, inputs: Inputs) -> torch.Tensor:
+def _where(_node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     return torch.where(*(tensor(value) for value in inputs[:3]))  # pyright: ignore[reportUnknownVariableType] - torch annotates no arg-reduction
 
 
@@ -117,18 +117,18 @@ ONNX_DTYPES: Final = {
 """The numbers of `TensorProto.DataType`."""
 
 
-def _cast(node: Node, inputs: Inputs) -> torch.Tensor:
+def _cast(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`Cast`; fp32 means the type that the module computes in where its input has that already."""
     x, wanted = tensor(inputs[0]), ONNX_DTYPES[int(node.get("to"))]
     return x if wanted == torch.float32 and x.is_floating_point() else x.to(wanted)
 
 
-def _dropout(node: Node, inputs: Inputs) -> torch.Tensor:
+def _dropout(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     del node
     return tensor(inputs[0])
 
 
-def _power(_node: Node, inputs: Inputs) -> torch.Tensor:
+def _power(_node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     exponent = inputs[1]
     if isinstance(exponent, Constant) and exponent.array.size == 1 and float(exponent.array.reshape(-1)[0]) == 2.0:
         return tensor(inputs[0]).square()
@@ -138,7 +138,7 @@ def _power(_node: Node, inputs: Inputs) -> torch.Tensor:
 def _scaled(run: Callable[..., torch.Tensor], **defaults: float) -> Operator:
     """An activation with numbers of ONNX's names."""
 
-    def compute(node: Node, inputs: Inputs) -> torch.Tensor:
+    def compute(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
         return run(tensor(inputs[0]), *(float(node.get(name, value)) for name, value in defaults.items()))
 
     return compute

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from convoy.zoo.onnx_model.value import Array, Constant, Inputs, Node, UnsupportedOnnxError, Value
+from convoy.zoo.onnx_model.value import Array, Constant, Inputs, OnnxNode, UnsupportedOnnxError, Value
 
 MOST_VALUES: Final = 4096
 """Of an array that is computed with on the host: shapes and factors are small."""
@@ -28,7 +28,7 @@ def is_host(value: Value | None) -> bool:
     return isinstance(value, np.ndarray) and value.size <= MOST_VALUES
 
 
-def compute(node: Node, inputs: Inputs) -> Array:
+def compute(node: OnnxNode, inputs: Inputs) -> Array:
     """The output of a node all of whose inputs are small arrays.
 
     Raises:
@@ -42,17 +42,17 @@ def compute(node: Node, inputs: Inputs) -> Array:
     return found
 
 
-def _axes(node: Node, values: list[Any]) -> tuple[int, ...] | None:
+def _axes(node: OnnxNode, values: list[Any]) -> tuple[int, ...] | None:
     axes = node.get("axes") if node.get("axes") is not None else (values[1] if len(values) > 1 else None)
     return None if axes is None else tuple(int(axis) for axis in np.asarray(axes).reshape(-1))
 
 
-def _reshape(_node: Node, values: list[Any]) -> Array:
+def _reshape(_node: OnnxNode, values: list[Any]) -> Array:
     sizes = [values[0].shape[at] if size == 0 else int(size) for at, size in enumerate(values[1].reshape(-1))]
     return values[0].reshape(sizes)
 
 
-def _slice(node: Node, values: list[Any]) -> Array:
+def _slice(node: OnnxNode, values: list[Any]) -> Array:
     x = values[0]
     if node.get("starts") is not None:
         starts, ends, axes, steps = list(node.get("starts")), list(node.get("ends")), node.get("axes"), None
@@ -66,19 +66,19 @@ def _slice(node: Node, values: list[Any]) -> Array:
     return x[tuple(where)]
 
 
-def _unsqueeze(node: Node, values: list[Any]) -> Array:
+def _unsqueeze(node: OnnxNode, values: list[Any]) -> Array:
     axes = _axes(node, values) or ()
     return np.expand_dims(values[0], axes)
 
 
-def _divide(_node: Node, values: list[Any]) -> Array:
+def _divide(_node: OnnxNode, values: list[Any]) -> Array:
     left, right = values[0], values[1]
     if np.issubdtype(left.dtype, np.integer):
         return (np.sign(left) * np.sign(right) * (np.abs(left) // np.abs(right))).astype(left.dtype)
     return left / right
 
 
-def _fill(node: Node, values: list[Any]) -> Array:
+def _fill(node: OnnxNode, values: list[Any]) -> Array:
     sizes = [int(size) for size in values[0].reshape(-1)]
     if int(np.prod(sizes, dtype=object)) > MOST_VALUES:
         raise KeyError(node.operator)
@@ -87,7 +87,7 @@ def _fill(node: Node, values: list[Any]) -> Array:
     return np.full(sizes, filler.reshape(-1)[0], filler.dtype)
 
 
-def _range(_node: Node, values: list[Any]) -> Array:
+def _range(_node: OnnxNode, values: list[Any]) -> Array:
     start, limit, delta = (value.reshape(()).item() for value in values)
     if delta == 0 or (limit - start) / delta > MOST_VALUES:
         raise UnsupportedOnnxError("Range of many values")
@@ -96,15 +96,15 @@ def _range(_node: Node, values: list[Any]) -> Array:
     )
 
 
-def _pair(run: Callable[[Any, Any], Any]) -> Callable[[Node, list[Any]], Any]:
+def _pair(run: Callable[[Any, Any], Any]) -> Callable[[OnnxNode, list[Any]], Any]:
     return lambda _node, values: run(values[0], values[1])
 
 
-def _one(run: Callable[[Any], Any]) -> Callable[[Node, list[Any]], Any]:
+def _one(run: Callable[[Any], Any]) -> Callable[[OnnxNode, list[Any]], Any]:
     return lambda _node, values: run(values[0])
 
 
-_HOST: Final[dict[str, Callable[[Node, list[Any]], Any]]] = {
+_HOST: Final[dict[str, Callable[[OnnxNode, list[Any]], Any]]] = {
     "Add": _pair(np.add), "Sub": _pair(np.subtract), "Mul": _pair(np.multiply), "Div": _divide, "Mod": _pair(np.mod),
     "Max": _pair(np.maximum), "Min": _pair(np.minimum), "Pow": _pair(np.power), "Equal": _pair(np.equal),
     "Greater": _pair(np.greater), "Less": _pair(np.less), "And": _pair(np.logical_and), "Or": _pair(np.logical_or),
@@ -122,6 +122,6 @@ _HOST: Final[dict[str, Callable[[Node, list[Any]], Any]]] = {
 """ONNX's operator → what it computes with arrays."""
 
 
-def _shape(node: Node, value: Array) -> Array:
+def _shape(node: OnnxNode, value: Array) -> Array:
     end = node.get("end")
     return np.array(value.shape[int(node.get("start", 0)) : None if end is None else int(end)], dtype=np.int64)

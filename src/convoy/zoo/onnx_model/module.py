@@ -15,7 +15,7 @@ from convoy.zoo.onnx_model.convolutions import CONVOLUTIONS
 from convoy.zoo.onnx_model.elementwise import ELEMENTWISE
 from convoy.zoo.onnx_model.read import OnnxGraph
 from convoy.zoo.onnx_model.shapes import SHAPES
-from convoy.zoo.onnx_model.value import Constant, Inputs, Node, Operator, UnsupportedOnnxError, Value
+from convoy.zoo.onnx_model.value import Constant, Inputs, OnnxNode, Operator, UnsupportedOnnxError, Value
 
 OPERATORS: Final[dict[str, Operator]] = {**CONVOLUTIONS, **ELEMENTWISE, **SHAPES}
 """ONNX's operator → its function on tensors."""
@@ -76,7 +76,7 @@ class OnnxModule(nn.Module):
         return results[0] if len(results) == 1 else results
 
     @staticmethod
-    def _compute(node: Node, inputs: Inputs) -> Any:
+    def _compute(node: OnnxNode, inputs: Inputs) -> Any:
         if all(host.is_host(value) for value in inputs) and node.inputs:
             try:
                 return host.compute(node, inputs)

@@ -12,7 +12,7 @@ import numpy as np
 
 from convoy.errors import InputError
 from convoy.untrusted import escape_controls, open_file, read_bytes
-from convoy.zoo.onnx_model.value import Array, Node, UnsupportedOnnxError
+from convoy.zoo.onnx_model.value import Array, OnnxNode, UnsupportedOnnxError
 
 MOST_FILE_BYTES: Final = 2 << 30
 """Of an .onnx file: protobuf reads no more."""
@@ -38,7 +38,7 @@ class OnnxGraph:
         outputs: names.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, Array]
     inputs: Mapping[str, tuple[int | None, ...]]
     outputs: tuple[str, ...]
@@ -78,7 +78,7 @@ def _graph(graph: Any, version: int, file: Path) -> OnnxGraph:
     constants = {one.name: _array(one, file) for one in graph.initializer}
     if graph.sparse_initializer:
         raise UnsupportedOnnxError("sparse constants")
-    nodes: list[Node] = []
+    nodes: list[OnnxNode] = []
     for one in graph.node:
         if one.domain not in DOMAINS:
             raise UnsupportedOnnxError(f"the operator {one.domain[:60]}.{one.op_type[:60]}")
@@ -86,7 +86,7 @@ def _graph(graph: Any, version: int, file: Path) -> OnnxGraph:
         if one.op_type == "Constant":
             constants[one.output[0]] = _constant(attributes)
             continue
-        nodes.append(Node(one.op_type, version, tuple(one.input), tuple(one.output), attributes))
+        nodes.append(OnnxNode(one.op_type, version, tuple(one.input), tuple(one.output), attributes))
     inputs = {one.name: _sizes(one) for one in graph.input if one.name not in constants}
     return OnnxGraph(tuple(nodes), constants, inputs, tuple(one.name for one in graph.output))
 

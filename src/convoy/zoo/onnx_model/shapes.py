@@ -11,7 +11,7 @@ from torch.nn import functional
 from convoy.zoo.onnx_model.value import (
     Array,
     Inputs,
-    Node,
+    OnnxNode,
     Operator,
     UnsupportedOnnxError,
     array,
@@ -22,25 +22,25 @@ from convoy.zoo.onnx_model.value import (
 )
 
 
-def _shape(node: Node, inputs: Inputs) -> Array:
+def _shape(node: OnnxNode, inputs: Inputs) -> Array:
     """`Shape`: an array of the host, because shapes are known while the graph is read."""
     sizes = list(tensor(inputs[0]).shape)
     end = node.get("end")
     return np.array(sizes[int(node.get("start", 0)) : None if end is None else int(end)], dtype=np.int64)
 
 
-def _size(_node: Node, inputs: Inputs) -> Array:
+def _size(_node: OnnxNode, inputs: Inputs) -> Array:
     return np.array(tensor(inputs[0]).numel(), dtype=np.int64)
 
 
-def _reshape(node: Node, inputs: Inputs) -> torch.Tensor:
+def _reshape(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, sizes = tensor(inputs[0]), integers(inputs[1], "a shape")
     if not node.get("allowzero", 0):
         sizes = [x.shape[at] if size == 0 else size for at, size in enumerate(sizes)]
     return x.reshape(sizes)
 
 
-def _flatten(node: Node, inputs: Inputs) -> torch.Tensor:
+def _flatten(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, axis = tensor(inputs[0]), int(node.get("axis", 1))
     axis = axis + x.dim() if axis < 0 else axis
     if axis == 1 and x.dim() > 1:
@@ -51,17 +51,17 @@ def _flatten(node: Node, inputs: Inputs) -> torch.Tensor:
     return x.reshape(rows, -1)
 
 
-def _transpose(node: Node, inputs: Inputs) -> torch.Tensor:
+def _transpose(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x = tensor(inputs[0])
     return x.permute(list(node.get("perm", reversed(range(x.dim())))))
 
 
-def _squeeze(node: Node, inputs: Inputs) -> torch.Tensor:
+def _squeeze(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, axes = tensor(inputs[0]), axes_of(node, inputs)
     return x.squeeze() if axes is None else x.squeeze([axis % x.dim() for axis in axes])
 
 
-def _unsqueeze(node: Node, inputs: Inputs) -> torch.Tensor:
+def _unsqueeze(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, axes = tensor(inputs[0]), axes_of(node, inputs) or []
     rank = x.dim() + len(axes)
     for axis in sorted(axis % rank for axis in axes):
@@ -69,11 +69,11 @@ def _unsqueeze(node: Node, inputs: Inputs) -> torch.Tensor:
     return x
 
 
-def _concat(node: Node, inputs: Inputs) -> torch.Tensor:
+def _concat(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     return torch.cat([tensor(value) for value in inputs], int(node.get("axis")))
 
 
-def _split(node: Node, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+def _split(node: OnnxNode, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     x, axis = tensor(inputs[0]), int(node.get("axis", 0))
     given = node.get("split") if node.get("split") is not None else optional(inputs, 1)
     if given is None:
@@ -84,7 +84,7 @@ def _split(node: Node, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     return torch.split(x, sizes, axis)
 
 
-def _slice(node: Node, inputs: Inputs) -> torch.Tensor:
+def _slice(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x = tensor(inputs[0])
     if node.get("starts") is not None:
         starts, ends, axes, steps = list(node.get("starts")), list(node.get("ends")), node.get("axes"), None
@@ -103,7 +103,7 @@ def _slice(node: Node, inputs: Inputs) -> torch.Tensor:
     return x
 
 
-def _gather(node: Node, inputs: Inputs) -> torch.Tensor:
+def _gather(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, axis, index = tensor(inputs[0]), int(node.get("axis", 0)), inputs[1]
     if isinstance(index, torch.Tensor):
         return torch.index_select(x, axis, index.reshape(-1)).reshape(
@@ -123,7 +123,7 @@ def _gather(node: Node, inputs: Inputs) -> torch.Tensor:
     return found.reshape(*x.shape[:axis], *places.shape, *x.shape[axis + 1 :])
 
 
-def _pad(node: Node, inputs: Inputs) -> torch.Tensor:
+def _pad(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, mode = tensor(inputs[0]), str(node.get("mode", "constant"))
     pads = list(node.get("pads")) if node.get("pads") is not None else integers(inputs[1], "pads")
     axes = optional(inputs, 3)
@@ -143,7 +143,7 @@ def _pad(node: Node, inputs: Inputs) -> torch.Tensor:
     return functional.pad(x, around, "reflect" if mode == "reflect" else "replicate")
 
 
-def _resize(node: Node, inputs: Inputs) -> torch.Tensor:
+def _resize(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     """`Resize` and `Upsample` of images by the modes that `interpolate` has."""
     x, mode = tensor(inputs[0]), str(node.get("mode", "nearest"))
     older = node.operator == "Upsample" or node.version < 11
@@ -182,7 +182,7 @@ def _target(x: torch.Tensor, scales: Any, sizes: Any) -> list[int]:
     return found[2:]
 
 
-def _depth_to_space(node: Node, inputs: Inputs) -> torch.Tensor:
+def _depth_to_space(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, block = tensor(inputs[0]), int(node.get("blocksize"))
     if str(node.get("mode", "DCR")) == "CRD":
         return functional.pixel_shuffle(x, block)
@@ -192,7 +192,7 @@ def _depth_to_space(node: Node, inputs: Inputs) -> torch.Tensor:
     )
 
 
-def _space_to_depth(node: Node, inputs: Inputs) -> torch.Tensor:
+def _space_to_depth(node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, block = tensor(inputs[0]), int(node.get("blocksize"))
     n, c, h, w = x.shape
     return (
@@ -202,7 +202,7 @@ def _space_to_depth(node: Node, inputs: Inputs) -> torch.Tensor:
     )
 
 
-def _expand(_node: Node, inputs: Inputs) -> torch.Tensor:
+def _expand(_node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     x, sizes = tensor(inputs[0]), integers(inputs[1], "a shape")
     return x.expand(_broadcast(list(x.shape), sizes))
 
@@ -214,11 +214,11 @@ def _broadcast(left: list[int], right: list[int]) -> list[int]:
     return [b if a == 1 else a for a, b in pairs]
 
 
-def _tile(_node: Node, inputs: Inputs) -> torch.Tensor:
+def _tile(_node: OnnxNode, inputs: Inputs) -> torch.Tensor:
     return tensor(inputs[0]).repeat(integers(inputs[1], "repeats"))
 
 
-def _constant_of_shape(node: Node, inputs: Inputs) -> Array:
+def _constant_of_shape(node: OnnxNode, inputs: Inputs) -> Array:
     value = node.get("value")
     filler = np.zeros(1, np.float32) if value is None else np.asarray(value)
     return np.full(integers(inputs[0], "a shape"), filler.reshape(-1)[0], filler.dtype)

@@ -35,7 +35,7 @@ Value = torch.Tensor | Constant | Array
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OnnxNode:
     """One node of the graph.
 
     Attributes:
@@ -58,7 +58,7 @@ class Node:
 
 
 Inputs = Sequence[Value | None]
-Operator = Callable[[Node, Inputs], Any]
+Operator = Callable[[OnnxNode, Inputs], Any]
 """Computes a node's outputs: a tensor or an array, or a tuple of them."""
 
 
@@ -102,7 +102,7 @@ def optional(inputs: Inputs, index: int) -> Value | None:
     return inputs[index] if index < len(inputs) else None
 
 
-def axes_of(node: Node, inputs: Inputs, index: int = 1) -> list[int] | None:
+def axes_of(node: OnnxNode, inputs: Inputs, index: int = 1) -> list[int] | None:
     """Axes from an attribute, as older sets have them, or from an input."""
     if node.get("axes") is not None:
         return [int(axis) for axis in node.get("axes")]

@@ -128,7 +128,7 @@ def test_the_readmes_python_runs(home: Path) -> None:
     program = (
         imported + block + "assert y.shape == (1, 1000)\nassert (y - model(x)).abs().max() < 1e-3 * y.abs().max()\n"
     )
-    assert "predicted" in run(home, "-c", program)
+    assert "chosen by exact" in run(home, "-c", program)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ def pytest_configure() -> None:
     # A shell that starts the tests in the background has them ignore interrupts, which some tests send themselves.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("COLUMNS", None)  # pytest-xdist sets 80 in its processes: tables would leave columns out
     # Child processes import what tests share as the tests do.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
     if not torch.cuda.is_available():  # no test asks how fast JAX is on a CPU, and so it compiles in half of the time

@@ -168,6 +168,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
         "import os, signal, sys, time\n"
         "from convoy.cli import interrupt\n"
         "interrupt.install()\n"
+        "interrupt.keeps(lambda: interrupt.MEASURED)\n"
         "with interrupt.stopped_by(lambda: True):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('goes on', flush=True)\n"

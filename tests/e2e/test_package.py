@@ -33,15 +33,15 @@ def results(text: str) -> list[str]:
 
 def test_a_package_is_exported_and_run(convoy_command: Command, folder: Path) -> None:
     (folder / "pooled.py").write_text(POOLED, encoding="utf-8")
-    (folder / "photographs").mkdir()
+    (folder / "images").mkdir()
     draw = torch.Generator().manual_seed(0)
     for index in range(3):  # one and a half batches
         pixels = torch.randint(0, 256, (16, 16, 3), generator=draw, dtype=torch.uint8).numpy()
-        Image.fromarray(pixels).save(folder / "photographs" / f"{index}.png")
+        Image.fromarray(pixels).save(folder / "images" / f"{index}.png")
     assert "net.convoy: " in convoy_command.works("export", "pooled.py:pooled", *EXPORT, "-o", "net.convoy")
-    built = convoy_command.works("run", "net.convoy", "--input", "photographs/")
+    built = convoy_command.works("run", "net.convoy", "--input", "images/")
     assert len(results(built)) == 3
-    assert results(convoy_command.works("run", "net.convoy", "--trust", "--input", "photographs/")) == results(built)
+    assert results(convoy_command.works("run", "net.convoy", "--trust", "--input", "images/")) == results(built)
     assert len(results(convoy_command.works("run", "net.convoy"))) == 2
     assert "--batch" in convoy_command.refused("run", "net.convoy", "--batch", "3")
     assert "--plan" in convoy_command.refused("run", "pooled.py:pooled", "--trust")

@@ -145,7 +145,7 @@ def open_all(source: Source, module: nn.Module, place: Place, bar: Bar) -> Opene
     training = checked_by_all(read_for.listed(source.data, "train", source.images), place, bar)
     test = read_for.open_test(source.data, source.images, bar) if place.rank == 0 else None
     trained_on = info.trained_on | data_tokens(source.data)
-    words = {"model": source.model}
+    words = {"model": Path(source.model).name}  # of a FILE.py:FACTORY, without the folder that it lies in
     return Opened(
         training, test, WeightsInfo(read_for.class_names, read_for.preprocessing.size, trained_on, words), said
     )

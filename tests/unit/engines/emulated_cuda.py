@@ -1,7 +1,9 @@
 """The emulated device as Python sees it: tensor maps as structures, kernels as libraries of the host. Not a test module."""
 
 import ctypes
+import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from convoy.engines.hopper.nvrtc_source import kernel_source
@@ -39,6 +41,10 @@ def emulated_map(tensor, described):
     return found
 
 
+GXX = ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-D__device__=", "-D__forceinline__=inline"]
+"""The host's compiler, for kernels and for the device's header alike."""
+
+
 def kernel_libraries(folder, device):
     """A function that compiles a kernel for the host, each once.
 
@@ -47,6 +53,19 @@ def kernel_libraries(folder, device):
         device: the folder of headers that stand in front of those of `hopper/include`.
     """
     made = {}
+
+    @cache
+    def precompiled():
+        """Options that include the emulated device first, compiled once: half of a kernel's time is its standard headers."""
+        header = device / "emulated_device.h"
+        if not header.exists():
+            return []
+        place = folder / "precompiled"
+        place.mkdir()
+        shutil.copy(header, place)  # which the compiler reads where the header is included once more
+        command = [*GXX, "-includecmath", "-x", "c++-header", header, "-o", place / f"{header.name}.gch"]
+        subprocess.run(command, check=True, timeout=120)
+        return [f"-I{place}", "-include", header.name]
 
     def build(kernel, parameters, launch, *, changes=(), macros=()):
         """The library.
@@ -74,9 +93,8 @@ def kernel_libraries(folder, device):
                 (own / name).parent.mkdir(exist_ok=True)
                 (own / name).write_text(text)
             include = [f"-I{path}" for path in (own, device, device.parent)]
-            options = [f"-D{macro}" for macro in ("__device__=", "__forceinline__=inline", *macros)] + ["-includecmath"]
-            command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", *options, *include]
-            subprocess.run([*command, "-o", own / "kernel.so", own / "main.cpp"], check=True, timeout=120)
+            command = [*GXX, *(f"-D{macro}" for macro in macros), *precompiled(), "-includecmath", *include]
+            subprocess.run([*command, "-shared", "-o", own / "kernel.so", own / "main.cpp"], check=True, timeout=120)
             made[key] = ctypes.CDLL(str(own / "kernel.so"))
         return made[key]
 

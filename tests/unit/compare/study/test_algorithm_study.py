@@ -572,7 +572,7 @@ def net():
         (["--direction", "back"], "--direction"),
         (["--direction", ""], "--direction"),
         (["--base", "c"], "--base"),
-        (["--only-engines", "nobody"], "only_engines"),
+        (["--only-engines", "nobody"], "--only-engines"),
         (["--layers", "absent.csv"], "--layers"),
         (["--out", "/nowhere/run.json"], "--out"),
         (["--energy", "--sweep", "kernel"], "--energy"),

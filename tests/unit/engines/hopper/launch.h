@@ -15,20 +15,22 @@ template <typename Kernel> static int launch(int grid, int threads, int cluster_
       for (int i = 0; i < threads / 32; i++) b->warps.push_back(std::make_unique<Warp>());
       c.blocks.push_back(std::move(b));
     }
-    std::vector<std::thread> running;
+    gridDim = {(unsigned)grid, 1, 1};
+    body = [&kernel] { kernel(); leave(); };
+    std::vector<std::unique_ptr<Fiber>> fibers;
     for (int rank = 0; rank < cluster_blocks; rank++)
-      for (int t = 0; t < threads; t++)
-        running.emplace_back([&, rank, t] {
-          threadIdx = {(unsigned)t, 0, 0};
-          blockIdx = {(unsigned)(first + rank), 0, 0};
-          gridDim = {(unsigned)grid, 1, 1};
-          here = c.blocks[rank].get();
-          cluster = &c;
-          my_rank = rank;
-          kernel();
-          leave();
-        });
-    for (auto& thread : running) thread.join();
+      for (int t = 0; t < threads; t++) {
+        auto fiber = std::make_unique<Fiber>();
+        fiber->thread_index = {(unsigned)t, 0, 0};
+        fiber->block_index = {(unsigned)(first + rank), 0, 0};
+        fiber->rank = rank;
+        getcontext(&fiber->context);
+        fiber->context.uc_stack.ss_sp = fiber->stack.get();
+        fiber->context.uc_stack.ss_size = Fiber::STACK_BYTES;
+        makecontext(&fiber->context, begin_fiber, 0);
+        fibers.push_back(std::move(fiber));
+      }
+    run_fibers(fibers, c);
   }
   return faults;
 }

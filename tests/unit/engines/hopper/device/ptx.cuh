@@ -3,7 +3,6 @@
 #include <emulated_device.h>
 
 DEVICE void mbarrier_init(u32 bar, u32 count) {
-  std::lock_guard<std::mutex> l(here->m);
   Bar b;
   b.count = b.pending = count;
   here->bars[bar] = b;
@@ -16,12 +15,11 @@ DEVICE void mbarrier_arrive_cluster(u32 bar, u32 rank) {
   reach(b, bar, [=] { counted(b, bar, 1, 0); });
 }
 DEVICE void mbarrier_wait(u32 bar, u32 parity) {
-  std::unique_lock<std::mutex> l(here->m);
   Bar& b = here->bars.at(bar);
   here->waiting[bar]++;
   for (auto& parcel = here->under_way[bar]; !parcel.empty(); parcel.pop_front()) parcel.front()();
   // The wait ends when the phase of this parity is over: the phase that runs has the other.
-  if (!here->c.wait_for(l, std::chrono::seconds(20), [&] { return b.phase != parity; })) { faults++; std::abort(); }
+  wait_until([&b, parity] { return b.phase != parity; });
   here->waiting[bar]--;
 }
 DEVICE u32 cluster_ctarank() { return my_rank; }
@@ -79,16 +77,10 @@ DEVICE void st_shared_v2(u32 to, u32 a, u32 b) {
 DEVICE void st_shared_v4(u32 to, uint4 v) { if (to % 16) faults++; std::memcpy(here->memory.data() + to, &v, 16); }
 DEVICE uint4 ld_shared_v4(u32 from) { uint4 v; if (from % 16) faults++; std::memcpy(&v, here->memory.data() + from, 16); return v; }
 static std::map<std::pair<Block*, int>, std::unique_ptr<Meeting>> groups;
-static std::mutex groups_mutex;
 static void some_meet(int who, int threads) {
-  Meeting* meeting;
-  {
-    std::lock_guard<std::mutex> l(groups_mutex);
-    auto& found = groups[{here, who}];
-    if (!found) found = std::make_unique<Meeting>(threads);
-    meeting = found.get();
-  }
-  meeting->meet();
+  auto& found = groups[{here, who}];
+  if (!found) found = std::make_unique<Meeting>(threads);
+  found->meet();
 }
 DEVICE void warpgroup_sync(int who) {
   if ((int)threadIdx.x / 128 != who + 1) faults++;

@@ -167,7 +167,7 @@ def test_words_of_errors_that_have_none():
 def test_a_timeline_of_what_cannot_be_captured_is_taken_launch_by_launch(cuda: FakeCuda):
     program = graph_of(Adds(cuda), Adds(cuda, RuntimeError(REFUSED)))
     begun = cuda.begun
-    rounds = step_timeline._on_gpu(program.eager, [X])
+    rounds = step_timeline._on_gpu(program.eager, [X], step_timeline.ROUNDS, 1)
     assert (cuda.begun, cuda.replays) == (begun, 0)
     assert [len(marks) for marks in rounds] == [2] * step_timeline.ROUNDS
     taken = [marks[1][1] for marks in rounds]

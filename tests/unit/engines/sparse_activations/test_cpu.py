@@ -200,7 +200,6 @@ def test_without_a_compiler_it_says_so(monkeypatch):
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_every_width_of_vector_register_is_right(lanes, monkeypatch):
     monkeypatch.setattr(zeroskip_cpu, "lanes", lambda: lanes)
-    monkeypatch.setattr(zeroskip_cpu, "library", zeroskip_cpu.library.__wrapped__)
     problems = (BASE, replace(BASE, k=5, epilogue=replace(BASE.epilogue, pool=POOLS["overlapping, uneven"])))
     for problem, skip in itertools.product(problems, WAYS):
         data = thinned(make_data(problem, 12, "integer"), 0.5)

@@ -13,7 +13,9 @@ from convoy.capture.lower import lower
 from convoy.capture.passes.fold_batch_norm import fold_batch_norm, replace_batch_norm
 from convoy.capture.passes.fold_constants import copy_returned_constants, fold_constants
 from convoy.capture.passes.fold_pad import fold_pad
+from convoy.capture.passes.fold_scale import fold_scale
 from convoy.capture.passes.note_randomness import note_randomness
+from convoy.capture.passes.permuted_layers import permuted_layers
 from convoy.capture.passes.recognise_layers import recognise_layers
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.errors import CaptureError
@@ -23,8 +25,10 @@ from convoy.narrowing import is_tuple
 PASSES = (
     remove_identities,
     fold_constants,
+    permuted_layers,
     recognise_layers,
     fold_batch_norm,
+    fold_scale,
     replace_batch_norm,
     fold_pad,
     copy_returned_constants,

@@ -11,7 +11,6 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 KNOWN: dict[frozenset[str], str] = {
-    frozenset({"convoy.compare.child", "convoy.compare.options.option_trial"}): "not resolved yet",
     frozenset({"convoy.zoo.example", "convoy.zoo.models"}): "not resolved yet",
 }
 """Circles that remain → why."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from convoy.settings import Settings
     from convoy.training.step import TrainingStep
-    from convoy.training.trainer.fit import EpochResult, TrainingStart
+    from convoy.training.trainer.epoch import EpochResult, TrainingStart
     from convoy.training.trainer.recipe import TrainingRecipe
     from convoy.zoo import Dataset, WeightsInfo
     from convoy.zoo.image_size import ImageSize

@@ -33,7 +33,8 @@ from convoy.problem import Problem
 from convoy.program import PackedSteps, Program, bind
 from convoy.program.bind import step_key
 from convoy.program.native_chains import ChainedProgram
-from convoy.program.verify_plan import Regions, Verified, verify_plan, why_not
+from convoy.program.verification.usable_config import why_not
+from convoy.program.verification.verify_plan import Regions, Verified, verify_plan
 from convoy.target import Target
 from convoy.untrusted import parse_json
 

@@ -34,7 +34,7 @@ from convoy.program import BoundPlan, OptimizedModule, Program, bind
 from convoy.program.call_forms import checked_arguments
 from convoy.program.native_chains import ChainedProgram
 from convoy.program.runnable_program import Runnable
-from convoy.program.verify_plan import verify_plan
+from convoy.program.verification.verify_plan import verify_plan
 from convoy.settings import Numerics, Settings, checked_settings
 
 Arguments = tuple[Any, ...] | list[Any] | torch.Tensor

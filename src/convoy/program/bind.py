@@ -24,7 +24,8 @@ from convoy.problem import ANY_LAYOUT, Problem
 from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.concat_in_place import with_results_in_place
 from convoy.program.lifetimes import with_frees
-from convoy.program.verify_plan import Regions, on_baseline, verify_plan
+from convoy.program.verification.usable_config import on_baseline
+from convoy.program.verification.verify_plan import Regions, verify_plan
 from convoy.program.zero_marks import with_zero_marks
 from convoy.regions import Region
 from convoy.target import Target

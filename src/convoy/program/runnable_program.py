@@ -21,7 +21,7 @@ from convoy.program.bind import PackedSteps, bind
 from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.eager import EagerProgram
 from convoy.program.native_chains import ChainedProgram
-from convoy.program.verify_plan import Regions
+from convoy.program.verification.verify_plan import Regions
 from convoy.settings import Settings
 from convoy.target import Target
 

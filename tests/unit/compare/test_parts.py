@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.compare import child
+from convoy.compare import child, child_failure
 from convoy.compare.case import Case
 from convoy.compare.checking import check, relative_error
 from convoy.compare.energy import counter_of, joules_counter
@@ -204,18 +204,18 @@ def test_memory_of_a_process_that_is_not_there() -> None:
         (RuntimeError("CUDA out of memory. Tried to allocate"), "build", "out_of_memory"),
         (RuntimeError("std::bad_alloc"), "build", "out_of_memory"),
         (UnsupportedCaseError("no"), "build", "unsupported"),
-        (child.WrongResultError("off"), "build", "wrong_result"),
+        (child_failure.WrongResultError("off"), "build", "wrong_result"),
         (ImportError("no such library"), "import", "launch_error"),
         (ValueError("x"), "build", "compile_error"),
         (ValueError("x"), "run", "launch_error"),
     ],
 )
 def test_what_an_exception_means(error: Exception, stage: str, status: str) -> None:
-    assert child.failure(error, stage)["status"] == status
+    assert child_failure.failure(error, stage)["status"] == status
 
 
 def test_the_users_input_is_told_apart() -> None:
-    found = child.failure(InputError("model", "x", "a model", "Name one."), "build")
+    found = child_failure.failure(InputError("model", "x", "a model", "Name one."), "build")
     assert (found["argument"], found["value"], found["expected"], found["todo"]) == (
         "model",
         "x",

@@ -16,7 +16,7 @@ from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement, Status
 from convoy.perfdb.shipped import read_shipped, shipped_targets
 from convoy.problem import ConvProblem, EngineConfig, Knobs
-from convoy.program.verify_plan import why_not
+from convoy.program.verification.usable_config import why_not
 from convoy.settings import Effort
 
 PUBLISHED = {"gemm", "winograd2", "winograd4", "fft", "fft_tiled"}

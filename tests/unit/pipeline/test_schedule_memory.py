@@ -17,7 +17,7 @@ from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.eager import EagerProgram
 from convoy.program.lifetimes import peak_bytes, stream_pools, with_frees
-from convoy.program.verify_plan import check_order
+from convoy.program.verification.step_order import check_order
 from convoy.schedule import CapacityModel, parallel_steps
 
 

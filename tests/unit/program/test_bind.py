@@ -11,7 +11,7 @@ from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.lifetimes import peak_bytes, with_frees
-from convoy.program.verify_plan import check_order
+from convoy.program.verification.step_order import check_order
 from convoy.schedule import finished_before, parallel_steps
 
 

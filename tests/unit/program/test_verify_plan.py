@@ -19,7 +19,8 @@ from convoy.pipeline.plan_target import target_for
 from convoy.plan import Plan
 from convoy.problem import ConvProblem, EngineConfig, Knobs
 from convoy.program import build_program
-from convoy.program.verify_plan import verify_plan, why_not
+from convoy.program.verification.usable_config import why_not
+from convoy.program.verification.verify_plan import verify_plan
 from convoy.settings import Settings
 from convoy.target import Target
 from tests.unit.program.plan_edits import H100, Branches, Pair, edited, fabricated

@@ -18,7 +18,8 @@ from torch import nn
 from convoy.compare.case import Case
 from convoy.compare.case_inputs import read
 from convoy.compare.checking import loss_error, part, relative_error
-from convoy.compare.child import LEAST_SAMPLE_S, SETTLED_S, WrongResultError, failure
+from convoy.compare.child_failure import WrongResultError, failure
+from convoy.compare.framework_session import LEAST_SAMPLE_S, SETTLED_S
 from convoy.compare.frameworks.base import CaseInputs, Outputs, UnsupportedCaseError
 from convoy.compare.frameworks.torch_eager import captured, captured_call
 from convoy.compare.frameworks.torch_model import FORMATS, FrameworkStep, check_step, load_net, outputs_of

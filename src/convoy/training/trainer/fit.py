@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,54 +25,13 @@ from convoy.training.trainer.checkpoint import (
     remove_unfinished,
     write_checkpoint,
 )
+from convoy.training.trainer.epoch import EpochResult, TrainingStart
 from convoy.training.trainer.learning_rate import cosine_rate, follow_recipe
 from convoy.training.trainer.processes import gathered_random_states, host_group, process_count, process_rank
 from convoy.training.trainer.recipe import TrainingRecipe
 from convoy.training.tune_step import observed_training_step
 from convoy.typed_torch import backward, process_group, unwrapped
 from convoy.zoo import Dataset
-
-
-@dataclass(frozen=True, slots=True)
-class EpochResult:
-    """What one pass gave.
-
-    Attributes:
-        number: from 1.
-        loss: mean over its steps, of this process.
-        accuracy: share of the test images that are right; None without such.
-        images_per_s: of all processes, reading included, the first step (which builds and captures) left out.
-        steps: steps made, in this process.
-        lr: learning rate of its last update.
-    """
-
-    number: int
-    loss: float
-    accuracy: float | None
-    images_per_s: float
-    steps: int
-    lr: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingStart:
-    """Where a training begins.
-
-    Attributes:
-        epochs_done: epochs that the checkpoint holds; 0 for a new training.
-        step: steps of the next epoch that it holds.
-        steps: of each epoch.
-        epochs: of the whole training.
-        lr: learning rate of the next update.
-        is_resumed: whether there was a checkpoint.
-    """
-
-    epochs_done: int
-    step: int
-    steps: int
-    epochs: int
-    lr: float
-    is_resumed: bool
 
 
 def fit(

@@ -14,7 +14,7 @@ from convoy.compare import case_inputs as material
 from convoy.compare import rounding_limits
 from convoy.compare.case import Case
 from convoy.compare.case_inputs import make, read
-from convoy.compare.child import WrongResultError
+from convoy.compare.child_failure import WrongResultError
 from convoy.compare.frameworks.base import CaseInputs
 from convoy.compare.frameworks.torch_model import load_net
 from convoy.compare.options import option_trial

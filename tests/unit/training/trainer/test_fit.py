@@ -16,7 +16,8 @@ import convoy
 from convoy.errors import ConvoyError, InputError
 from convoy.training.trainer import fit as module
 from convoy.training.trainer.checkpoint import TrainingPosition
-from convoy.training.trainer.fit import TrainingStart, fit
+from convoy.training.trainer.epoch import TrainingStart
+from convoy.training.trainer.fit import fit
 from convoy.training.trainer.recipe import TrainingRecipe, with_amp
 from convoy.zoo import Dataset, Preprocessing, load_dataset
 from tests.unit.training.training_nets import net

@@ -8,19 +8,17 @@ PlanError.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
-from convoy.engines.manifest import BASELINE, load_engine
-from convoy.errors import InputError, PlanError
+from convoy.errors import PlanError
 from convoy.graph.ir import Graph
 from convoy.plan.describe import title
 from convoy.plan.plan import Plan, Step
-from convoy.problem import ANY_LAYOUT, ConvProblem, EngineConfig, Knobs, LayoutProblem, Problem
+from convoy.problem import ANY_LAYOUT, LayoutProblem, Problem
+from convoy.program.verification.step_order import check_draws, check_order
+from convoy.program.verification.usable_config import on_baseline, why_not
 from convoy.regions import Region
-from convoy.schedule import finished_before
-from convoy.settings import MAX_STREAMS
 from convoy.target import Target
 
 Regions = Mapping[tuple[str, tuple[str, ...]], Region]
@@ -81,7 +79,7 @@ def verify_plan(
     for name in graph.outputs:
         values.check_output(name)
     check_order(plan.steps)
-    _check_draws(plan.steps, graph)
+    check_draws(plan.steps, graph)
     steps: list[Step] = []
     notes: list[str] = []
     for index, (step, problem) in enumerate(zip(plan.steps, tuple(problems), strict=True)):
@@ -95,52 +93,6 @@ def verify_plan(
         replace(plan, steps=tuple(steps), notes=(*plan.notes, *notes)) if notes or steps != list(plan.steps) else plan
     )
     return Verified(verified, tuple(problems), tuple(found))
-
-
-def why_not(config: EngineConfig, problem: Problem, target: Target, extra_engines: tuple[str, ...] = ()) -> str:
-    """Why a config cannot be used for a problem here; empty if it can.
-
-    The engine must offer these knobs for the problem on this target, so that only configs that tuning could measure are built.
-    """
-    # The cache's key has the knobs' text: 1 and true are equal in Python, but different knobs.
-    return _why_not(config.engine, config.version, str(config.knobs), problem, target, extra_engines)
-
-
-@lru_cache(maxsize=4096)
-def _why_not(
-    engine_id: str, version: int, knobs: str, problem: Problem, target: Target, extra_engines: tuple[str, ...]
-) -> str:
-    try:
-        engine = load_engine(engine_id, extra_engines)
-    except InputError as error:
-        return f"this version of Convoy has no such engine ({error})"
-    except ImportError as error:
-        return f"the engine cannot be imported ({error})"
-    if version != engine.version:
-        return f"the plan is for version {version} of the engine, which has version {engine.version} here"
-    try:
-        support = engine.accepts(problem, target)
-        if not support:
-            return support.reason
-        return (
-            ""
-            if engine.has_knobs(problem, Knobs.parse(knobs), target)
-            else f"the engine does not offer the knobs {knobs} here"
-        )
-    except Exception as error:  # an engine, for example a user's, may raise anything
-        return f"the engine raised {type(error).__name__} when it was asked: {error}"
-
-
-def on_baseline(index: int, step: Step, problem: Problem, target: Target, reason: str) -> tuple[Step, Problem]:
-    """The same step run by the baseline, and its problem then: PyTorch computes pruned weights as it does dense ones."""
-    engine = load_engine(BASELINE)
-    if isinstance(problem, ConvProblem) and problem.weight_mask:
-        problem = problem.with_mask(None)
-    support = engine.accepts(problem, target)
-    if not support:
-        raise PlanError(f"steps[{index}].engine", step.config.engine, "an engine that can do this step", reason)
-    config = engine.config(engine.space(problem, target)[0])
-    return replace(step, problem=problem.key, config=config, workspace_bytes=0), problem
 
 
 def region_of(index: int, step: Step, regions: Regions) -> Region:
@@ -266,43 +218,3 @@ class _AvailableValues:
         if name in self.formats:
             raise PlanError(f"{where}.results", name, "a value that no earlier step makes", _AGAIN)
         self.formats[name] = layout
-
-
-def check_order(steps: Sequence[Step]) -> None:
-    """Check that no step can read a value before it is made.
-
-    Raises:
-        PlanError: with the name of the step that can.
-    """
-    known = _finished(steps)
-    made: dict[str, int] = {}
-    for at, step in enumerate(steps):
-        for name in step.args:
-            if name in made and made[name] > known[at][steps[made[name]].stream]:
-                raise PlanError(f"steps[{at}].waits", step.waits, f"a wait for {name!r}, made on another stream")
-        made.update(dict.fromkeys(step.results, at))
-
-
-def _finished(steps: Sequence[Step]) -> list[list[int]]:
-    """For each step and stream, the last step of the stream that has finished when the step starts."""
-    for at, step in enumerate(steps):
-        if not 0 <= step.stream < MAX_STREAMS:
-            raise PlanError(f"steps[{at}].stream", step.stream, f"streams under {MAX_STREAMS}")
-        if any(not 0 <= before < at for before in step.waits) or len(set(step.waits)) < len(step.waits):
-            raise PlanError(f"steps[{at}].waits", step.waits, "indices of earlier steps, each once")
-    return finished_before([(step.stream, step.waits) for step in steps], MAX_STREAMS)
-
-
-def _check_draws(steps: Sequence[Step], graph: Graph) -> None:
-    """Check that random numbers are drawn in the graph's order: another order gives other numbers for the same seed."""
-    position = {node.name: at for at, node in enumerate(graph.nodes)}
-    known = _finished(steps)
-    last = -1
-    for at, step in enumerate(steps):
-        if step.pattern != "draw":
-            continue
-        if last >= 0:
-            ordered = position[steps[last].nodes[0]] < position[step.nodes[0]]
-            if not ordered or last > known[at][steps[last].stream]:
-                raise PlanError(f"steps[{at}].waits", step.waits, "random numbers drawn in the graph's order", _AGAIN)
-        last = at

@@ -43,7 +43,7 @@ def fitted(
         InputError: the layer cannot be replaced, or is to be kept and has too few outputs.
     """
     from convoy.zoo import classes_of, fit_head
-    from convoy.zoo.models import is_exported
+    from convoy.zoo.model_names import is_exported
 
     outputs = reading.outputs
     classes, names = classes_of(data, outputs)

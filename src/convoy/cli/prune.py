@@ -96,7 +96,7 @@ def check_files(output: Path | None, weights: str | None) -> None:
 
 def check_weights_given(model: str, weights: str | None) -> None:
     """Refuse random weights: their magnitudes say nothing. A factory's or a .pt2's own are its own affair."""
-    from convoy.zoo.models import is_exported, split_factory
+    from convoy.zoo.model_names import is_exported, split_factory
 
     if weights is None and not is_exported(model) and split_factory(model)[0] is None:
         expected = "a .safetensors file, or DEFAULT for the library's own"

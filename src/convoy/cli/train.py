@@ -89,7 +89,7 @@ def train(
 
 def check_readable_again(model: str, output: Path) -> None:
     """Refuse to write weights that no command could read: an exported program takes no others than its own."""
-    from convoy.zoo.models import is_exported
+    from convoy.zoo.model_names import is_exported
 
     if is_exported(model):
         todo = "A .pt2 or an .onnx file has its own weights. Name the model, or FILE.py:FACTORY."

@@ -39,7 +39,7 @@ from convoy.errors import InputError
 from convoy.pipeline.check.end_to_end import ORACLE_FLOPS, exact_outputs, float_outputs
 from convoy.typed_torch import from_numpy, in_memory_format, save_safetensors
 from convoy.zoo import check_inputs, example_args, input_size, load_model, parse_dtype
-from convoy.zoo.models import is_exported
+from convoy.zoo.model_names import is_exported
 
 Turn = Callable[[], AbstractContextManager[None]]
 """Gives a context in which the device is ours alone."""

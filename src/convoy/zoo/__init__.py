@@ -5,10 +5,11 @@ from __future__ import annotations
 from convoy.zoo.check_images import UnreadableImage, check_images
 from convoy.zoo.data_identity import data_tokens
 from convoy.zoo.datasets import Dataset, classes_of, has_test_images, load_dataset, own_splits
-from convoy.zoo.example import Preprocessing, check_inputs, example_args, preprocessing
+from convoy.zoo.example import Preprocessing, check_inputs, example_args, input_size, preprocessing
 from convoy.zoo.head import fit_head
 from convoy.zoo.images import load_images
-from convoy.zoo.models import input_size, load_model, model_names, parse_dtype
+from convoy.zoo.model_names import model_names, parse_dtype
+from convoy.zoo.models import load_model
 from convoy.zoo.torchvision_import import import_torchvision
 from convoy.zoo.weights import class_names_of
 from convoy.zoo.weights_info import WeightsInfo, read_info

@@ -15,7 +15,7 @@ from convoy.errors import InputError
 from convoy.narrowing import is_sequence, is_tuple
 from convoy.zoo.image_size import ImageSize, sides
 from convoy.zoo.initial import clip_shape
-from convoy.zoo.models import TIMM, is_exported, parse_dtype, split_factory, unknown_model
+from convoy.zoo.model_names import TIMM, is_exported, parse_dtype, split_factory, unknown_model
 from convoy.zoo.torchvision_import import import_torchvision, torchvision_weights
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -157,3 +157,8 @@ def input_channels(model: nn.Module) -> int:
     """Channels that the first convolution reads; 3 where there is none."""
     first = next((m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
     return first.in_channels if first is not None else 3
+
+
+def input_size(name: str, weights: str | Path | None = None) -> int:
+    """Height and width, pixels, of the images that a model is meant for: 224 where nothing else is known."""
+    return sides(preprocessing(name, weights).size)[0]

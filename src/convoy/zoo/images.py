@@ -16,7 +16,7 @@ from convoy.typed_torch import from_numpy
 from convoy.untrusted import escape_controls, open_file
 from convoy.zoo.example import IMAGENET_MEAN, IMAGENET_STD
 from convoy.zoo.image_size import ImageSize, sides
-from convoy.zoo.models import parse_dtype
+from convoy.zoo.model_names import parse_dtype
 from convoy.zoo.npz import MOST_BYTES, read_npz
 
 if TYPE_CHECKING:

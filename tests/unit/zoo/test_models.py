@@ -13,7 +13,7 @@ from torch import nn
 
 from convoy.errors import InputError
 from convoy.zoo import example_args, input_size, load_model, model_names, preprocessing
-from convoy.zoo.models import split_factory
+from convoy.zoo.model_names import split_factory
 
 FACTORIES = """
 import neighbour

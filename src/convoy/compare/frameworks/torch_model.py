@@ -18,7 +18,7 @@ from convoy.measurement.device.heap import keep_freed_memory
 from convoy.pipeline.check.end_to_end import float_outputs
 from convoy.typed_torch import backward, from_numpy, in_memory_format
 from convoy.zoo import load_model, parse_dtype
-from convoy.zoo.models import is_exported
+from convoy.zoo.model_names import is_exported
 
 FORMATS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 

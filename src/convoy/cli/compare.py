@@ -48,8 +48,8 @@ def compare(
     """Time MODEL in every framework, or with PyTorch's options. Outputs are checked first; each framework has its process."""
     kind = _kind(option_names, frameworks)
     name, path = _run_file(output, run, f"{kind}-{file_word(model)}.json")
-    options.check_outputs({name: path, "--report": report})
     batches = _batches(batch)
+    options.check_outputs({name: path, "--report": report})
     _check(rounds, effort, timeout_s, {"--seconds": seconds, "--time-s": time_s, "--jobs": jobs})
     _check_dtype(dtype, kind)
     options.check_database(db)
@@ -74,15 +74,12 @@ def compare(
     )
     cases = [replace(first, batch=n) for n in batches]
     memory = parse_bytes(memory_limit, "--memory-limit") if memory_limit else 0
-    limits = Limits(timeout_s, memory, rounds, seconds, jobs)
-    request = requested(kind, cases, rounds)
     kept.run_file(path)
     interrupt.unwinds()  # ends the frameworks' processes
-    asked = (path, request, limits, again)
+    asked = (path, requested(kind, cases, rounds), Limits(timeout_s, memory, rounds, seconds, jobs), again)
     found = _frameworks(cases, names, *asked) if option_names is None else _options(cases, option_names, *asked)
     _show(found, path, report)
-    if not worked(found, batches, names):
-        raise typer.Exit(1)
+    raise typer.Exit(0 if worked(found, batches, names) else 1)
 
 
 def worked(run: Run, batches: Sequence[int], frameworks: Sequence[str]) -> bool:

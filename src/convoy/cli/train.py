@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convoy.cli import interrupt, options
 from convoy.cli.command_options import train_options as given
@@ -13,6 +14,9 @@ from convoy.cli.kept import identity
 from convoy.cli.labelled_data import LARGEST_BATCH
 from convoy.cli.training_run import USUAL_LR, GivenOptions, Outputs, Source, processes, run
 from convoy.errors import InputError
+
+if TYPE_CHECKING:
+    from convoy.training.trainer.recipe import TrainingRecipe
 
 
 def train(
@@ -46,8 +50,6 @@ def train(
     output: given.Out = None,
 ) -> None:
     """Train MODEL on labelled images: loss, accuracy and images a second of each epoch. Under torchrun: on all its GPUs."""
-    from convoy.plan import load as load_plan
-    from convoy.prune import check_weights_path
     from convoy.training.trainer.recipe import TrainingRecipe, with_amp
 
     recipe = TrainingRecipe(
@@ -68,23 +70,33 @@ def train(
     recipe, wanted = with_amp(recipe, amp), options.image_size(size)
     settings = options.settings_from(effort=effort, numerics=numerics, time_s=time_s, db=db)
     check_choice(head)
-    options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan, "--out": output})
-    if plan is not None:
-        load_plan(plan)  # refuse a bad plan before the model is loaded
-    if output is not None:
-        check_weights_path(output)
-        check_readable_again(model, output)
-    if checkpoint is not None and checkpoint.exists() and not resume:
-        todo = "Give --resume to go on from it, or name another file."
-        raise InputError("--checkpoint", str(checkpoint), "a file that is not there yet", todo)
+    _check_files(model, plan, save_plan, output, recipe)
 
     with _interruptible(checkpoint, resume=resume), processes(options.pick_device(device)) as place:
         source = Source(model, weights, data, wanted, images, trust, head)
         outputs = Outputs(save_plan, output)
         chosen = GivenOptions(batch is not None, lr is not None)
-        run(
-            source, recipe, chosen, settings, outputs, place
-        )  # its tensors are freed before the process group is destroyed
+        # Its tensors are freed before the process group is destroyed.
+        run(source, recipe, chosen, settings, outputs, place)
+
+
+def _check_files(
+    model: str, plan: Path | None, save_plan: Path | None, output: Path | None, recipe: TrainingRecipe
+) -> None:
+    """Refuse files that could not be written, or not be read again, before the model is loaded."""
+    from convoy.plan import load as load_plan
+    from convoy.prune import check_weights_path
+
+    checkpoint = recipe.checkpoint
+    options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan, "--out": output})
+    if plan is not None:
+        load_plan(plan)
+    if output is not None:
+        check_weights_path(output)
+        check_readable_again(model, output)
+    if checkpoint is not None and checkpoint.exists() and not recipe.resume:
+        todo = "Give --resume to go on from it, or name another file."
+        raise InputError("--checkpoint", str(checkpoint), "a file that is not there yet", todo)
 
 
 def check_readable_again(model: str, output: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from convoy._version import __version__
 from convoy.cli import (
+    bench,
     compare,
     db,
     doctor,
@@ -47,6 +48,7 @@ app.command("optimize", cls=Command, short_help="Tune a model on this machine, a
     optimize.optimize
 )
 app.command("run", cls=Command, short_help="Run a model by a saved plan, or a package.")(run_command.run)
+app.command("bench", cls=Command, short_help="Measure a net as a service: latency, throughput, load.")(bench.bench)
 app.command("export", cls=Command, short_help="Write a model and its plan as one file.")(export.export)
 app.command("runtime", cls=Command, short_help="Write the C runtime of packages.")(runtime.runtime)
 app.command("train", cls=Command, short_help="Train a classifier on labelled images.")(train.train)

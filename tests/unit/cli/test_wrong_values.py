@@ -23,6 +23,7 @@ SMALL = ("net.py:small", "--trust", "--size", "16")
 RIGHT = {
     "optimize": (*SMALL, "--effort", "none"),
     "run": (*SMALL, "--plan", "good.plan.json"),
+    "bench": ("net.py:small", "--trust", "--plan", "good.plan.json"),
     "train": (*SMALL, "--data", "synthetic:8", "--batch", "4"),
     "prune": (*SMALL, "--sparsity", "0.5"),
     "sparsity": SMALL,
@@ -59,6 +60,7 @@ NUMBERS = {
     "--momentum": "-1",
     "--node-rank": "7",
     "--nodes": "0",
+    "--p99": "0",
     "--round-s": "0",
     "--rounds": "1",
     "--seconds": "-1",

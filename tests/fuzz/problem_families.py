@@ -365,6 +365,27 @@ def _scaled(draw: random.Random) -> Problem:
     return SubgraphProblem("\n".join([*lines, f"return {returned}"]) + "\n", draw.choice(("nhwc", "nhwc", "nchw")))
 
 
+def _layer_norms(draw: random.Random) -> Problem:
+    """Layer norms over the channels of images, at times of tokens."""
+    n, c, h, w = _image(draw)
+    dtype, affine = draw.choice(("fp32", "fp32", "fp32", "fp16")), draw.random() < 0.7
+    lines = [f"constant %{name}: {dtype}[{c}]" for name in ("s", "b") if affine]
+    factors = "%s, %b" if affine else "None, None"
+    if draw.random() < 0.3:
+        spec = f"{dtype}[{n},{h * w},{c}]"
+        lines = [
+            f"input %x: {spec}",
+            *lines,
+            f"%y: {spec} = aten.layer_norm.default(%x, ({c},), {factors}, 1e-05, False)",
+        ]
+        return SubgraphProblem("\n".join(["graph 1", *lines, "return %y"]) + "\n", "any")
+    first, last = f"{dtype}[{n},{c},{h},{w}]", f"{dtype}[{n},{h},{w},{c}]"
+    lines = [f"input %x: {first}", *lines, f"%l: {last} = aten.permute.default(%x, (0, 2, 3, 1))"]
+    lines.append(f"%n: {last} = aten.layer_norm.default(%l, ({c},), {factors}, 1e-06, False)")
+    lines.append(f"%y: {first} = aten.permute.default(%n, (0, 3, 1, 2))")
+    return SubgraphProblem("\n".join(["graph 1", *lines, "return %y"]) + "\n", draw.choice(("nhwc", "nchw")))
+
+
 def _in_bands(draw: random.Random) -> Problem:
     """Convolutions one after the other, one of them with a filter a channel."""
     n, c, h, w = draw.randint(0, 3), draw.choice((draw.randint(1, 9), 16)), draw.randint(1, 24), draw.randint(1, 24)
@@ -423,6 +444,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "parallel": _parallel,
     "concatenations": _concatenations,
     "channels scaled": _scaled,
+    "layer norms": _layer_norms,
     "in bands": _in_bands,
     "casts": _casts,
 }

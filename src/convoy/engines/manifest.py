@@ -40,6 +40,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cpu.concat": "convoy.engines.cpu.cpu_concat",
     "cpu.layout": "convoy.engines.cpu.cpu_layout",
     "cpu.scale": "convoy.engines.cpu.cpu_scale",
+    "cpu.layer_norm": "convoy.engines.cpu.cpu_layer_norm",
     "cpu.winograd": "convoy.engines.cpu.cpu_winograd",
     "cpu.banded": "convoy.engines.cpu.cpu_banded",
     "pruned.c": "convoy.engines.sparse_weights.pruned_c",

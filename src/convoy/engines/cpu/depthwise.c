@@ -10,6 +10,7 @@
 #define MOST_TAPS 49
 #define UNROLLED _Pragma("GCC unroll 16")
 #define BLOCK 4 /* pixels of 3x3 and 5x5 filters done together: with the nine taps their sums and inputs fit the registers */
+#define WIDE 7  /* pixels of 7x7 filters done together */
 
 typedef struct {
     int64_t n, c, h, w, k, r, s, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, p, q;
@@ -60,6 +61,42 @@ INLINE void blocks(const Row *u, int64_t c, const vec *taps, vec bias, const int
     }
 }
 
+/* WIDE pixels of 7x7 filters from `q` on at stride 1: their sums, a row of taps and an input fill 16 registers. Each input is added to
+ * all sums that it belongs to, and left out where it lies outside the image. */
+INLINE void wide_block(const Row *u, int64_t c, int64_t q, vec bias, const int whole) {
+    const Sizes *z = u->z;
+    int64_t left = q - z->pad_w;
+    vec sums[WIDE];
+    UNROLLED for (int i = 0; i < WIDE; i++) sums[i] = bias;
+    for (int64_t r = u->first_r; r < u->last_r; r++) {
+        const float *row = u->x + ((u->top + r) * z->w + left) * z->c + c, *weight = u->weight + r * 7 * z->c + c;
+        vec taps[7];
+        UNROLLED for (int s = 0; s < 7; s++) taps[s] = *(const vec *)(weight + s * z->c);
+        UNROLLED for (int i = 0; i < WIDE + 6; i++) {
+            if (!whole && (left + i < 0 || left + i >= z->w)) continue;
+            vec x = *(const vec *)(row + i * z->c);
+            UNROLLED for (int s = 0; s < 7; s++)
+                if (i - s >= 0 && i - s < WIDE) sums[i - s] += x * taps[s];
+        }
+    }
+    UNROLLED for (int i = 0; i < WIDE; i++) {
+        if (z->residual) sums[i] += *(const vec *)(u->residual + (q + i) * z->c + c);
+        *(vec *)(u->y + (q + i) * z->c + c) = activated(sums[i], z->activation);
+    }
+}
+
+/* All pixels of the row in such blocks, the last of which begins so early that it is whole. */
+INLINE void wide_blocks(const Row *u, int64_t c, vec bias) {
+    const Sizes *z = u->z;
+    for (int64_t q = 0; q < z->q; q += WIDE) {
+        q = least(q, z->q - WIDE);
+        if (q >= z->pad_w && q - z->pad_w + WIDE + 6 <= z->w)
+            wide_block(u, c, q, bias, 1);
+        else
+            wide_block(u, c, q, bias, 0);
+    }
+}
+
 /* All pixels of the row one by one. */
 INLINE void pixels(const Row *u, int64_t c, const vec *taps, vec bias, const int width) {
     const Sizes *z = u->z;
@@ -86,8 +123,14 @@ INLINE void pixels(const Row *u, int64_t c, const vec *taps, vec bias, const int
 INLINE void channels(const Row *u, int64_t c, const int width) {
     const Sizes *z = u->z;
     vec taps[MOST_TAPS], bias = loaded(u->bias + c, width);
+    int64_t plain = z->dilation_h * z->dilation_w == 1 && z->r == z->s && width == LANES;
+    if (plain && z->r == 7 && z->stride_w == 1 && z->q >= WIDE) {
+        wide_blocks(u, c, bias);
+        if (is_smooth(z->activation)) smooth_rows(u->y + c, z->c, z->q, width, z->activation);
+        return;
+    }
     for (int64_t tap = 0; tap < z->r * z->s; tap++) taps[tap] = loaded(u->weight + tap * z->c + c, width);
-    int64_t side = z->dilation_h * z->dilation_w == 1 && z->r == z->s && z->q >= BLOCK && width == LANES ? z->r : 0;
+    int64_t side = plain && z->q >= BLOCK ? z->r : 0;
     if (side == 3 && z->stride_w == 1)
         blocks(u, c, taps, bias, 3, 1);
     else if (side == 3 && z->stride_w == 2)

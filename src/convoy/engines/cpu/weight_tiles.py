@@ -19,7 +19,7 @@ FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-t
 VECTORS_H: Final = Path(__file__).with_name("activated.h")
 """The header of every source that works on vectors."""
 
-ACTIVATIONS: Final = ("none", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid")
+ACTIVATIONS: Final = ("none", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid", "gelu")
 """Numbered as in the sources."""
 
 CHEAP: Final = ACTIVATIONS[:3]

@@ -59,6 +59,12 @@ _SUBGRAPHS = {
     "channel scale": (
         "input %x: fp32[1,64,28,28]\ninput %g: fp32[1,64,1,1]\n%y: fp32[1,64,28,28] = aten.mul.Tensor(%x, %g)\nreturn %y\n"
     ),
+    "layer norm": (
+        "input %x: fp32[1,64,28,28]\nconstant %s: fp32[64]\nconstant %b: fp32[64]\n"
+        "%l: fp32[1,28,28,64] = aten.permute.default(%x, (0, 2, 3, 1))\n"
+        "%n: fp32[1,28,28,64] = aten.layer_norm.default(%l, (64,), %s, %b, 1e-06, False)\n"
+        "%y: fp32[1,64,28,28] = aten.permute.default(%n, (0, 3, 1, 2))\nreturn %y\n"
+    ),
     "convolutions in sequence": (
         "input %x: fp32[1,16,32,32]\nconstant %w0: fp32[32,16,1,1]\nconstant %b0: fp32[32]\n"
         "constant %w1: fp32[32,1,3,3]\nconstant %b1: fp32[32]\n"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import convoy
 from convoy.engines.compilers.host_compiler import compiler_support
 from tests.e2e.command import Command
 
@@ -23,7 +24,7 @@ def pooled():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 """
-EXPORT = ("--trust", "--batch", "2", "--size", "16", "--effort", "none", "--portable")
+EXPORT = ("--trust", "--batches", "2,1", "--size", "16", "--effort", "none", "--portable")
 
 
 def results(text: str) -> list[str]:
@@ -38,7 +39,13 @@ def test_a_package_is_exported_and_run(convoy_command: Command, folder: Path) ->
     for index in range(3):  # one and a half batches
         pixels = torch.randint(0, 256, (16, 16, 3), generator=draw, dtype=torch.uint8).numpy()
         Image.fromarray(pixels).save(folder / "images" / f"{index}.png")
-    assert "net.convoy: " in convoy_command.works("export", "pooled.py:pooled", *EXPORT, "-o", "net.convoy")
+    said = convoy_command.works("export", "pooled.py:pooled", *EXPORT, "-o", "net.convoy", "--triton", "models")
+    assert re.match(r"net.convoy: .* MiB\nmodels/net: ", said)
+    assert convoy.open("net.convoy", trust=True).batch_sizes == (1, 2)
+    assert (folder / "models" / "net" / "1" / "net.convoy").read_bytes() == (folder / "net.convoy").read_bytes()
+    assert "--batches" in convoy_command.refused(
+        "export", "pooled.py:pooled", *EXPORT, "--batch", "2", "-o", "no.convoy"
+    )
     built = convoy_command.works("run", "net.convoy", "--input", "images/")
     assert len(results(built)) == 3
     assert results(convoy_command.works("run", "net.convoy", "--trust", "--input", "images/")) == results(built)

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from convoy.cli import inputs, kept, options
-from convoy.cli.command import GOAL, OUTPUT
+from convoy.cli.command import GOAL, MODEL, OUTPUT
 from convoy.cli.output import say
+from convoy.errors import InputError
 
 
 def export(
@@ -29,8 +30,26 @@ def export(
         bool,
         typer.Option("--portable", help="Only C kernels, so that the C runtime can run it.", rich_help_panel=GOAL),
     ] = False,
+    triton: Annotated[
+        Path | None,
+        typer.Option(
+            "--triton",
+            metavar="FOLDER",
+            help="Also write it into this model repository of Triton Inference Server.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     images: options.Input = None,
     batch: options.Batch = None,
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            "--batches",
+            metavar="N,N,...",
+            help="Several batch sizes, such as 1,8,32: a program for each, with the weights once.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     size: options.Size = None,
     dtype: options.Dtype = "fp32",
     weights: options.Weights = None,
@@ -48,15 +67,38 @@ def export(
         kept.measurements()
 
     options.check_output(output, "--out")
+    sizes = batch_sizes(batches, plan, batch)
+    if triton is not None and (triton / output.stem).exists():
+        raise InputError("--triton", str(triton / output.stem), "a repository without a model of this name")
     settings = options.settings_from(effort=effort, time_s=time_s, db=db)
     found = None if plan is None else load_plan(plan)  # refuse a bad plan before the model is loaded
     module = options.load(model, weights, dtype, "cpu", trust=trust)
     wanted, info = options.image_size(size), read_info(weights)
-    args = inputs.example(module, model, images, batch, wanted, dtype, "cpu", info, data_batch=1)
+    args, *more = [
+        inputs.example(module, model, images, count, wanted, dtype, "cpu", info, data_batch=1) for count in sizes
+    ]
     known = preprocessing(model)
     with inputs.fitting(module, args):
         convoy.export(
-            module, output, args, plan=found, portable=portable, settings=settings, name=model,
+            module, output, args, more_args=more, plan=found, portable=portable, settings=settings, name=model,
             normalisation=(known.mean, known.std),
         )  # fmt: skip
     say(f"{output}: {output.stat().st_size / (1 << 20):.1f} MiB")
+    if triton is not None:
+        from convoy.package.triton_repository import write_triton_repository
+
+        say(f"{write_triton_repository(output, triton)}: a model for Triton Inference Server's Python backend")
+
+
+def batch_sizes(batches: str | None, plan: Path | None, batch: int | None) -> list[int | None]:
+    """The batch sizes of the programs: of `--batches`, or the one of `--batch`."""
+    if batches is None:
+        return [batch]
+    for name, value in (("--batch", batch), ("--plan", plan)):
+        if value is not None:
+            raise InputError("--batches", batches, f"nothing with {name}, which gives one batch size")
+    words = [word.strip() for word in batches.split(",")]
+    found = [int(word) for word in words if word.isascii() and word.isdecimal() and int(word) > 0]
+    if len(found) != len(words) or len(set(found)) != len(found):
+        raise InputError("--batches", batches, "different batch sizes separated by commas, such as 1,8,32")
+    return list(found)

@@ -12,6 +12,7 @@ from convoy.engines.torch_operators import DTYPES
 from convoy.errors import InputError
 from convoy.package.manifest import Manifest
 from convoy.package.program_file import PackedProgram, PackedTensor
+from convoy.package.samples import batch_sizes, run_samples
 from convoy.plan.plan import Plan
 from convoy.program import Program
 from convoy.program.call_forms import CallArguments
@@ -54,6 +55,25 @@ class PackagedModule:
     def outputs(self) -> tuple[PackedTensor, ...]:
         """Outputs of the first program."""
         return self.packed[0].outputs
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Batch sizes that were exported, ascending; empty if inputs and outputs are no batches."""
+        return batch_sizes(self.packed)
+
+    def run_samples(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run on any number of samples: in batches of the sizes that were exported, the last one padded with zeros.
+
+        Args:
+            inputs: each [samples, ...], with the other sizes and the dtype of the package's input.
+
+        Returns:
+            The outputs in the order of `outputs`, each [samples, ...].
+
+        Raises:
+            InputError: the package has no batches, or inputs of other shapes or dtypes.
+        """
+        return run_samples(self, self.packed, inputs)
 
     def example_inputs(self, program: int = 0) -> tuple[torch.Tensor, ...]:
         """Inputs of a program's shapes and dtypes: standard normal with a fixed seed, or zeros for integers."""

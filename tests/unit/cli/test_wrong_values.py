@@ -79,6 +79,7 @@ NUMBERS = {
 TEXTS = {
     "--amp": "fp15",
     "--base": "c=many",
+    "--batches": "1,0",
     "--checkpoint": "absent/state",
     "--compare": "absent.json",
     "--data": "nowhere",
@@ -123,6 +124,7 @@ TEXTS = {
     "--sweep": "colour",
     "--target": "zz",
     "--timeline": "absent/out",
+    "--triton": "triton",
     "--tuning-memory-bytes": "lots",
     "--weights": "absent.safetensors",
 }
@@ -183,6 +185,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a net, a plan of it, a run file, an export and a database."""
     folder = tmp_path_factory.mktemp("wrong")
     (folder / "net.py").write_text(commands.NET, encoding="utf-8")
+    (folder / "triton" / "net").mkdir(parents=True)
     write(
         Run("compare", {"target": {"name": "CPU"}}, (Row("net", "torch", "absent", "not there"),)), folder / "run.json"
     )

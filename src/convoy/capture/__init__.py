@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from convoy.capture.aot_graph import capture_traced
 from convoy.capture.captured import Captured, captured_function, to_double
-from convoy.capture.find_layers import find_modules
 from convoy.capture.inference import capture_inference, capture_with_original
 from convoy.capture.training import TrainingCapture, capture_training
 
@@ -16,6 +15,5 @@ __all__ = [
     "capture_training",
     "capture_with_original",
     "captured_function",
-    "find_modules",
     "to_double",
 ]

@@ -50,7 +50,7 @@ def capture_inference(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
 
     Raises:
         CaptureError: the model cannot be exported (data-dependent control flow, say), with the exporter's own words; or it
-            does what a graph cannot hold. `find_modules` then finds the layers that can be captured each by itself.
+            does what a graph cannot hold. `convoy.pipeline.parts` then finds the modules that can be captured.
     """
     return capture_with_original(model, args, kwargs)[0]
 

@@ -26,7 +26,7 @@ def checked_model(model: Any) -> nn.Module:
         todo = "Put the function into a module's forward." if callable(given) else ""
         raise InputError("model", what, "a torch.nn.Module", todo)
     if isinstance(model, OptimizedModule):
-        return model.model
+        return model.stock
     compiled = getattr(model, "_orig_mod", None)
     return compiled if isinstance(compiled, nn.Module) else model
 

@@ -23,9 +23,9 @@ from convoy.pipeline.isolation import isolate, preserve_global_state
 from convoy.pipeline.model_arguments import checked_model, checked_name
 from convoy.pipeline.observer import Observer
 from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult, stock_result
+from convoy.pipeline.parts import PartsJob, optimize_parts
 from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
 from convoy.pipeline.profile_output import profiled
-from convoy.pipeline.separate_layers import optimize_layers
 from convoy.pipeline.tune_in_time import overrun_note
 from convoy.pipeline.whole_model import tune_whole
 from convoy.plan import Plan
@@ -118,7 +118,7 @@ def _tuned(
     watch: Observer,
     deadline: Deadline,
 ) -> OptimizeResult:
-    """Tune the whole model; if it cannot be captured, its layers one by one; else PyTorch runs it."""
+    """Tune the whole model; if it cannot be captured, its largest modules that can be; else PyTorch runs it."""
     with phase("device and engines"):
         target = target_for(device_of(model, args, kwargs))
         competing_engines(settings)  # raises InputError for unknown ids
@@ -132,16 +132,8 @@ def _tuned(
         except CaptureError as error:
             reason = str(error).partition("\n")[0]
         try:
-            return optimize_layers(
-                model,
-                args,
-                kwargs,
-                name=name,
-                settings=settings,
-                observer=watch,
-                tuner_of=ModelTuner,
-                reason=reason,
-                deadline=deadline,
+            return optimize_parts(
+                PartsJob(model, args, kwargs, name, settings, watch, ModelTuner, reason, deadline),
             )
         except CaptureError as error:
             reason = str(error).partition("\n")[0]

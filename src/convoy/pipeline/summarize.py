@@ -189,30 +189,26 @@ def _candidate(layout: str, row: Measurement) -> CandidateRow:
     )
 
 
-def summarize_layers(
+def summarize_parts(
     name: str,
     parts: Mapping[str, Summary],
     timed: Mapping[str, Latency],
     errors: OutputErrors,
     plan: Plan,
-    *,
-    faster: bool,
 ) -> Summary:
-    """One summary of layers that were optimized one by one.
+    """One summary of a model's parts, each of which was optimized by itself.
 
     Args:
         name: the model's name.
-        parts: each layer's summary, by qualified name; at least one.
-        timed: times of the stock model (`torch.eager`) and of the model with optimized layers (`convoy`).
+        parts: each part's summary, by qualified name; at least one.
+        timed: times of the stock model (`torch.eager`) and of the model with optimized parts (`convoy`).
         errors: errors of the result against the stock model.
         plan: the joint plan.
-        faster: whether the model with optimized layers is used.
     """
     import dataclasses
 
     first = next(iter(parts.values()))
-    baseline = _timing(timed["torch.eager"])
-    optimized = _timing(timed["convoy"]) if faster else baseline
+    baseline, optimized = _timing(timed["torch.eager"]), _timing(timed["convoy"])
     layers = [
         dataclasses.replace(layer, name=f"{path}.{layer.name}") for path, s in parts.items() for layer in s.layers
     ]

@@ -72,6 +72,11 @@ class OptimizedModule(nn.Module):
         self.training = False
 
     @property
+    def stock(self) -> nn.Module:
+        """The module that was optimized, as the user gave it."""
+        return self.model
+
+    @property
     def plan(self) -> Plan:
         """The first plan."""
         return self.programs[0].plan

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import convoy
-from convoy.pipeline import separate_layers
 from convoy.pipeline.check import end_to_end, end_to_end_check
 from convoy.pipeline.check.end_to_end import Latency
 from tests.unit.pipeline.nasty_modules import MODELS, Branches, CountsInABuffer, changes, state_of, state_of_process
@@ -35,7 +34,6 @@ def fast_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(end_to_end_check, "interleave", timed)
     monkeypatch.setattr(end_to_end, "interleave", timed)
-    monkeypatch.setattr(separate_layers.end_to_end, "interleave", timed)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 from typing import Any
@@ -15,7 +16,7 @@ from convoy.deadline import Deadline
 from convoy.perfdb import Database
 from convoy.pipeline import improve as improving
 from convoy.pipeline.check.end_to_end import Latency
-from convoy.pipeline.separate_layers import LayerwiseModule
+from convoy.pipeline.partwise_module import OptimizedPart, PartwiseModule
 from convoy.plan import Plan
 from convoy.program import OptimizedModule, Program
 from convoy.settings import Effort, Settings
@@ -144,10 +145,16 @@ def test_what_cannot_be_used_is_named(fast: OptimizedModule, time_s: Any, args: 
     assert caught.value.argument == named
 
 
-def test_layers_that_were_tuned_one_by_one_are_left_with_a_warning() -> None:
+def test_parts_are_improved_each_for_its_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, fast: OptimizedModule
+) -> None:
+    seen: list[tuple[OptimizedModule, float]] = []
     plan = Plan("net", "0" * 16, (), {}, "as_torch", (), "modules", baseline=True)
-    with pytest.warns(UserWarning, match="one by one"):
-        assert LayerwiseModule(Net(), plan).improve(1.0) is plan
+    parts = [OptimizedPart("conv", 0.6, fast), OptimizedPart("head", 0.2, copy.deepcopy(fast))]
+    whole = PartwiseModule(Net(), Net(), parts, plan, copy.deepcopy)
+    monkeypatch.setattr(OptimizedModule, "improve", lambda part, time_s: seen.append((part, time_s)))
+    assert whole.improve(1.0) is plan
+    assert seen == [(parts[0].program, pytest.approx(0.75)), (parts[1].program, pytest.approx(0.25))]
 
 
 def test_the_search_goes_on_in_the_database(fast: OptimizedModule, settings: Settings) -> None:

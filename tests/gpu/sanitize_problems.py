@@ -15,7 +15,7 @@ import numpy as np
 from convoy.engines.base import Engine, Knobs
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem, WeightMask
 from convoy.target import Target
-from tests.fuzz.problem_families import merge, own_problems, shape_of
+from tests.fuzz.problem_families import bottleneck, merge, own_problems, shape_of
 from tests.unit.engines import norm_cases, pool_backward_cases
 
 FULL = Epilogue(bias=True, residual=True, activation="relu")
@@ -61,6 +61,13 @@ MERGES = [
     (3, 72, 9, (64, 8, 24, 136), "", "bf16"),
     (2, 64, 1, (40, 64), "relu", "fp16"),
 ]
+RELU = ("relu", "relu", "relu")
+BOTTLENECKS = [
+    # n, channels of x, inside and of the result, h w, activations, dtype
+    (1, (256, 64, 256), 7, 56, RELU, "fp16"),
+    (2, (64, 128, 64), 9, 28, RELU, "bf16"),
+    (1, (128, 64, 128), 5, 9, ("silu", "", "relu"), "fp16"),
+]
 KINDS = [("fp16", "half"), ("fp32", "as_torch"), ("bf16", "half"), ("fp32", "strict")]
 
 LEAST_SHAPES = 30
@@ -96,7 +103,7 @@ COOPERATION = frozenset(
 MOST_WRITTEN = 2000
 """Weights in code that is made for them: the compiler takes a third of a millisecond for each."""
 
-PIECES = ("triton.batch_norm", "triton.merged", "triton.pool_backward", "triton.pooling")
+PIECES = ("cuda.bottleneck", "triton.batch_norm", "triton.merged", "triton.pool_backward", "triton.pooling")
 """Engines of pieces of the graph."""
 
 DIRECTIONS = {
@@ -181,6 +188,8 @@ def pieces(name: str) -> Iterator[Problem]:
             yield from (norm_cases.backward(case, dtype), norm_cases.backward(case, dtype, masked=True))
     elif name == "triton.merged":
         yield from (merge(*case) for case in MERGES)
+    elif name == "cuda.bottleneck":
+        yield from (bottleneck(*case, residual=residual) for case in BOTTLENECKS for residual in ("x", "other", "none"))
     elif name == "triton.pool_backward":
         for case, (dtype, indices) in product(pool_backward_cases.CASES, (("", "i64"), ("bf16", "i16"))):
             yield pool_backward_cases.piece(case, dtype, indices)

@@ -27,6 +27,7 @@ HALF_OR_FULL = {
     **dict.fromkeys(("pruned.cuda", "pruned.csr", "pruned.direct"), ("fp16", "fp32")),
     **dict.fromkeys(
         (
+            "cuda.bottleneck",
             "cuda.depthwise_tile",
             "cuda.dgrad",
             "cuda.first_layer",

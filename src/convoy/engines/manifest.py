@@ -73,6 +73,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cuda.split_fp32": "convoy.engines.hopper.igemm_split_fp32",
     "cuda.fresh": "convoy.engines.hopper.igemm_dynamic_weight",
     "cuda.dgrad": "convoy.engines.hopper.igemm_dgrad",
+    "cuda.bottleneck": "convoy.engines.hopper.chains.bottleneck",
     "cuda.wgrad": "convoy.engines.hopper.igemm_wgrad",
     "cuda.first_layer": "convoy.engines.hopper.first_layer",
     "cuda.first_layer_tf32": "convoy.engines.hopper.first_layer_tf32",

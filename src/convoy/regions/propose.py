@@ -8,6 +8,7 @@ from typing import Final
 from convoy.graph.ir import GRADIENTS, LAYERS, Graph
 from convoy.problem import WeightMask
 from convoy.regions.banded import banded_regions
+from convoy.regions.block import block_regions
 from convoy.regions.casts import cast_regions
 from convoy.regions.conv import conv_region
 from convoy.regions.epilogue import chains
@@ -21,9 +22,10 @@ from convoy.regions.op import op_region
 from convoy.regions.pool import pool_regions
 from convoy.regions.region import Region
 
-PATTERNS: Final = ("merge", "banded", "norm", "pool")
+PATTERNS: Final = ("merge", "banded", "block", "norm", "pool")
 """Patterns that are proposed only for engines that ask for them (`Engine.patterns`): parallel convolutions as one, a depthwise
-convolution with its neighbours, each batch norm of a training step with what stands beside it, and poolings apart from it."""
+convolution with its neighbours, the three convolutions of a bottleneck, each batch norm of a training step with what stands
+beside it, and poolings apart from it."""
 
 
 def propose(
@@ -75,6 +77,8 @@ def propose(
         found += merge_regions(graph, layouts)
     if "banded" in patterns:
         found += banded_regions(graph, layouts, band_bytes)
+    if "block" in patterns:
+        found += block_regions(graph, layouts)
     chains_of_norms = norm_regions(graph, layouts) if "norm" in patterns else []
     with_norms = {name for region in chains_of_norms for name in region.nodes}
     glue = glue_regions(graph, epilogues, layouts, with_norms, pools="pool" in patterns)

@@ -12,8 +12,8 @@ class Region:
     """Nodes of the graph, with the problems (one per memory format) that compute them.
 
     Attributes:
-        pattern: the rule that proposed it: `conv`, `conv_pool`, `linear`, `dgrad`, `wgrad`, `merge`, `banded`, `norm`, `op`
-            (one node as it is), `draw` (one node that draws random numbers), `glue` (several nodes together) or `casts`
+        pattern: the rule that proposed it: `conv`, `conv_pool`, `linear`, `dgrad`, `wgrad`, `merge`, `banded`, `block`, `norm`,
+            `op` (one node as it is), `draw` (one node that draws random numbers), `glue` (several nodes together) or `casts`
             (changes of dtype).
         nodes: names of the nodes covered, in graph order.
         args: names of the values read, in the order in which an executable takes them. For `conv`, `conv_pool` and `linear`:

@@ -48,6 +48,12 @@ DEVICE void bulk_load(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
 }
+// The same, to the same place in all blocks of the cluster that `ranks` names, bit by bit.
+DEVICE void bulk_load_multicast(u32 to, const unsigned char* from, u32 bytes, u32 bar, u16 ranks) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+               " [%0], [%1], %2, [%3], %4;"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"(ranks) : "memory");
+}
 
 // ---- Prefetches to L2.
 DEVICE void prefetch_tensormap(const TensorMap* map) {

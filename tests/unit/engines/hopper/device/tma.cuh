@@ -67,6 +67,17 @@ DEVICE void bulk_load(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
   std::memcpy(here->memory.data() + to, from, bytes);
   change(here, bar, 0, -(long)bytes);
 }
+DEVICE void bulk_load_multicast(u32 to, const unsigned char* from, u32 bytes, u32 bar, u16 ranks) {
+  if (bytes % 16 || to % 16 || (uintptr_t)from % 16) faults++;
+  for (u32 rank = 0; rank < cluster->blocks.size(); rank++) {
+    if (!(ranks >> rank & 1)) continue;
+    Block* b = cluster->blocks[rank].get();
+    reach(b, bar, [=] {
+      std::memcpy(b->memory.data() + to, from, bytes);
+      counted(b, bar, 0, -(long)bytes);
+    });
+  }
+}
 // Boxes of a tensor: rows of 128 bytes in the swizzle, zeros where they lie outside; of stores, nothing is written there.
 template <typename Row> static void rows_of(const TensorMap* m, int b, int c, int d, Row each) {
   if (m->box[0] * EMULATED_VALUE_BYTES != 128) faults++;

@@ -1,0 +1,1 @@
+"""Several convolutions as one kernel: values between them stay in shared memory."""

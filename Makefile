@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test lint types contracts docs reference gpu-test fuzz sanitize clean
+.PHONY: venv demo test test-long lint types types-src types-basedpyright types-mypy contracts docs reference gpu-test fuzz sanitize clean
 
 venv: $(STAMP)
 
@@ -22,10 +22,16 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-# The second and third: a user's script, by the two checkers that users have.
-types: venv
+types: types-src types-basedpyright types-mypy
+
+types-src: venv
 	$(BIN)/basedpyright
+
+# A user's script, by the two checkers that users have.
+types-basedpyright: venv
 	$(BIN)/basedpyright -p tests/typing
+
+types-mypy: venv
 	$(BIN)/mypy --config-file tests/typing/mypy.ini
 
 contracts: venv
@@ -39,9 +45,14 @@ docs: venv
 reference: venv
 	$(BIN)/python docs/_site/generate.py
 
-# One thread for each of the two processes: more would wait for each other's cores.
-test: lint types contracts docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests
+# Two processes at a time, of one thread each: more would wait for each other's cores.
+test: venv
+	$(MAKE) -j 2 types-src docs types-mypy types-basedpyright contracts lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not long' tests
+
+# What `make test` leaves out: the same proofs on more nets.
+test-long: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m long tests
 
 gpu-test:
 	$(PYTHON) bench/gpu_tests/gpu_tests.py --folder build/gpu-tests

@@ -137,3 +137,10 @@ def tiny() -> Any:
         nn.Flatten(),
         nn.Linear(4, 5),
     )
+
+
+def every_operator() -> Any:
+    """The net of all operators."""
+    from tests.unit.compare.every_operator import EveryOperator
+
+    return EveryOperator()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,8 @@ from convoy.compare.case import Case
 from convoy.compare.checking import check
 from convoy.compare.frameworks import FRAMEWORKS
 from convoy.compare.frameworks.base import CaseInputs, UnsupportedCaseError
+from convoy.compare.nets import NETS, Operators, transform_input
+from tests.unit.compare.every_operator import every_operator
 
 PLANTED = Path(__file__).parent / "planted_frameworks.py"
 
@@ -77,6 +80,48 @@ def test_frameworks_that_read_onnx(tiny: Any, name: str) -> None:
         errors_of(name, *tiny["training"])
 
 
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Case, Path]]]:
+    """The net of all operators, under a name that the frameworks find; what PyTorch makes of it, for both modes."""
+    model, found = f"{PLANTED}:every_operator", {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(NETS, model, every_operator)
+        for mode in ("inference", "training"):
+            case = Case(model, batch=4, size=17, mode=mode, trust=True)
+            folder = tmp_path_factory.mktemp(f"every-{mode}")
+            case_inputs.make(case, folder)
+            found[mode] = (case, folder)
+        yield found
+
+
+@pytest.mark.parametrize("name", [needs("jax"), needs("tensorflow")])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_every_operator_and_its_gradient(every: Any, name: str, mode: str) -> None:
+    """With `test_nets`, which holds each net to torchvision's over the same operators, this proves every net in every mode."""
+    assert set(errors_of(name, *every[mode])) == {""}
+
+
+@pytest.mark.parametrize("operator", ["conv", "relu6", "max_pool", "avg_pool", "mean", "multiply", "affine"])
+def test_a_wrong_operator_is_seen(every: Any, monkeypatch: pytest.MonkeyPatch, operator: str) -> None:
+    pytest.importorskip("jax")
+    lax = importlib.import_module("convoy.compare.frameworks.jax_xla").Lax
+    right = getattr(lax, operator)
+    monkeypatch.setattr(lax, operator, lambda self, *args, **more: 1.01 * right(self, *args, **more))
+    case, folder = every["inference"]
+    (way, _) = FRAMEWORKS["jax"].load().ways(case, case_inputs.read(folder))
+    assert "relative error" in check(case, case_inputs.read(folder), way.build().check())[1]
+
+
+def test_the_net_of_all_operators_has_them_all() -> None:
+    ops = MagicMock()
+    ops.height.return_value = 5
+    every_operator(ops, MagicMock())
+    transform_input(ops, MagicMock())
+    wanted = [name for name in vars(Operators) if not name.startswith("_")]
+    assert len(wanted) > 10
+    assert [name for name in wanted if not getattr(ops, name).called] == []
+
+
 SIZES = {"alexnet": 224, "vgg19": 224, "inception_v3": 75, "mobilenet_v2": 96}
 """Height and width, pixels, where 64 are too few; for MobileNetV2, because rounding moves its gradients by per cents there."""
 
@@ -86,8 +131,10 @@ BATCHES = {"vgg19": 1}
 TRAINED = ("alexnet", "googlenet", "resnet50", "densenet121", "mobilenet_v2", "efficientnet_b0")
 """VGG's step has nothing that AlexNet's has not; rounding moves Inception v3's by more than is allowed, on so few pixels."""
 
-OWN = [(model, "training") for model in TRAINED]
-OWN += [(model, "inference") for model in (*TRAINED, "vgg19", "inception_v3")]
+OWN = [pytest.param(model, "training", marks=pytest.mark.long) for model in TRAINED]
+OWN += [pytest.param(model, "inference", marks=pytest.mark.long) for model in (*TRAINED[:-2], "efficientnet_b0")]
+OWN += [pytest.param(model, "inference", marks=pytest.mark.long) for model in ("vgg19", "inception_v3")]
+OWN += [("mobilenet_v2", "inference")]
 
 
 @pytest.mark.slow

@@ -4,28 +4,23 @@ is chosen by the environment before triton is imported, and other tests of the s
 Integer data, so that every product and sum is exact: a right result agrees with float64 to the last bit.
 """
 
+from tests.unit.engines import quick_interpreter  # noqa: F401 - turns the interpreter on, before triton is imported
+
+# isort: split
+
 import ast
 import json
-import os
 from dataclasses import replace
 
-os.environ["TRITON_INTERPRET"] = "1"
-
 import torch
-from triton.runtime.interpreter import interpreter_builder
 
 from convoy.engines.base import Buffers
 from convoy.engines.manifest import load_engine
-from convoy.engines.triton import split_planes
 from convoy.engines.triton.pooling.pool_windows import unpooled
 from convoy.measurement.data import Data, make_data
 from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, SubgraphProblem
 from convoy.target import Target
-
-split_planes.MAXIMA = 4  # thread blocks that look for the largest value: here each costs milliseconds
-# A third of the interpreter's time, and it says nothing: what it finds is asserted on devices in debug mode alone.
-object.__setattr__(interpreter_builder.options, "sanitize_overflow", False)
 
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 NAMES = {"pooled": "triton.pooled"}

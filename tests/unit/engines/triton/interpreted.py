@@ -4,12 +4,13 @@ chosen by the environment before triton is imported, and other tests of the same
 Integer data, so that every product and sum is exact: a direct method has to agree with float64 to the last bit.
 """
 
+from tests.unit.engines import quick_interpreter  # noqa: F401 - turns the interpreter on, before triton is imported
+
+# isort: split
+
 import json
-import os
 import sys
 from dataclasses import replace
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 import torch.nn.functional as F

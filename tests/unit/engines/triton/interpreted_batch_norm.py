@@ -1,11 +1,12 @@
 """Run triton.batch_norm in Triton's interpreter and print one JSON line a case: its error beside float64. A script of its own,
 because the interpreter is chosen by the environment before triton is imported."""
 
-import json
-import os
-import sys
+from tests.unit.engines import quick_interpreter  # noqa: F401 - turns the interpreter on, before triton is imported
 
-os.environ["TRITON_INTERPRET"] = "1"
+# isort: split
+
+import json
+import sys
 
 import torch
 

@@ -51,7 +51,7 @@ class Knobbed(Right):
     id = "knobbed"
 
     def space(self, problem, target):
-        return [Knobs.of(delay_us=delay) for delay in (400, 0, 100, 200, 300, 500)]
+        return [Knobs.of(delay_us=delay) for delay in (4000, 0, 1000, 2000, 3000, 5000)]
 
     def build(self, problem, knobs, target):
         def body(run, buffers, workspace):

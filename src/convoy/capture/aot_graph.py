@@ -13,16 +13,26 @@ from convoy.capture.captured import Captured
 from convoy.capture.joint import ParameterNames
 from convoy.capture.lower_nodes import NodeLowering
 from convoy.capture.passes.fold_constants import copy_returned_constants
+from convoy.capture.passes.one_dimensional import one_dimensional
 from convoy.capture.passes.recognise_layers import recognise_layers
 from convoy.capture.passes.regular_pools import regular_pools
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.remove_restrides import remove_restrides
 from convoy.capture.passes.split_backward import split_backward
+from convoy.capture.passes.transposed_convolutions import transposed_convolutions
 from convoy.capture.structure import ConstantLeaf, Leaf, Structure
 from convoy.errors import CaptureError
 from convoy.graph.verify import verify
 
-PASSES = (remove_identities, regular_pools, recognise_layers, split_backward, copy_returned_constants)
+PASSES = (
+    remove_identities,
+    regular_pools,
+    one_dimensional,
+    transposed_convolutions,
+    recognise_layers,
+    split_backward,
+    copy_returned_constants,
+)
 
 
 def capture_traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:

@@ -15,9 +15,11 @@ from convoy.capture.passes.fold_constants import copy_returned_constants, fold_c
 from convoy.capture.passes.fold_pad import fold_pad
 from convoy.capture.passes.fold_scale import fold_scale
 from convoy.capture.passes.note_randomness import note_randomness
+from convoy.capture.passes.one_dimensional import one_dimensional
 from convoy.capture.passes.permuted_layers import permuted_layers
 from convoy.capture.passes.recognise_layers import recognise_layers
 from convoy.capture.passes.remove_identities import remove_identities
+from convoy.capture.passes.transposed_convolutions import transposed_convolutions
 from convoy.errors import CaptureError
 from convoy.graph.verify import verify
 from convoy.narrowing import is_tuple
@@ -26,6 +28,8 @@ PASSES = (
     remove_identities,
     fold_constants,
     permuted_layers,
+    one_dimensional,
+    transposed_convolutions,
     recognise_layers,
     fold_batch_norm,
     fold_scale,

@@ -18,10 +18,12 @@ from convoy.capture.loss_module import LossModule
 from convoy.capture.lower_nodes import NodeLowering
 from convoy.capture.passes.fold_constants import fold_constants
 from convoy.capture.passes.narrow_indices import narrow_indices
+from convoy.capture.passes.one_dimensional import one_dimensional
 from convoy.capture.passes.recognise_layers import recognise_layers
 from convoy.capture.passes.regular_pools import regular_pools
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.split_backward import split_backward
+from convoy.capture.passes.transposed_convolutions import transposed_convolutions
 from convoy.capture.structure import Leaf, Structure
 from convoy.capture.user_hooks import user_hook
 from convoy.errors import CaptureError
@@ -29,7 +31,16 @@ from convoy.graph.ir import Node, Ref
 from convoy.graph.randomness import draws_random
 from convoy.graph.verify import verify
 
-PASSES: Final = (remove_identities, regular_pools, fold_constants, recognise_layers, split_backward, narrow_indices)
+PASSES: Final = (
+    remove_identities,
+    regular_pools,
+    fold_constants,
+    one_dimensional,
+    transposed_convolutions,
+    recognise_layers,
+    split_backward,
+    narrow_indices,
+)
 
 
 @dataclass(frozen=True, slots=True)

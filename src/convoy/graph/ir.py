@@ -60,7 +60,8 @@ class Node:
     Attributes:
         name: unique among nodes; by convention the first output's name.
         op: `conv2d` (x, weight, bias or None, stride, padding, dilation, groups: pairs of integers, then an integer),
-            `linear` (x, weight, bias or None), `conv2d_dgrad` (dy, weight, (h, w) of x, stride, padding, dilation, groups),
+            `linear` (x, weight, bias or None; the leading dimensions of x are rows),
+            `conv2d_dgrad` (dy, weight, (h, w) of x, stride, padding, dilation, groups),
             `conv2d_wgrad` (x, dy, (r, s), stride, padding, dilation, groups), or an ATen overload, `aten.NAME.OVERLOAD`.
         args: positional arguments.
         kwargs: keyword arguments, in order.

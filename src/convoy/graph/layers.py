@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from convoy.errors import InputError
 from convoy.graph.ir import Arg, Graph, Node
 from convoy.problem import ConvProblem, LinearProblem
@@ -58,15 +60,17 @@ def gradient_problem(graph: Graph, node: Node) -> ConvProblem:
 
 
 def linear_problem(graph: Graph, node: Node) -> LinearProblem:
-    """The problem of a `linear` node, without epilogue.
+    """The problem of a `linear` node, without epilogue: the leading dimensions of x are its rows.
 
     Raises:
         InputError: the arguments describe no linear layer.
     """
     x, weight = (graph.values[name].spec for name in list(node.refs())[:2])
-    if len(x.shape) != 2 or len(weight.shape) != 2:
-        raise InputError("shape", (x.shape, weight.shape), "x and weight with two sides each")
-    return LinearProblem(*x.shape, k=weight.shape[0], dtype=x.dtype)
+    if len(x.shape) in (0, 1, 4) or len(weight.shape) != 2:
+        raise InputError(
+            "shape", (x.shape, weight.shape), "x with two sides or more, but not four, and weight with two"
+        )
+    return LinearProblem(math.prod(x.shape[:-1]), x.shape[-1], k=weight.shape[0], dtype=x.dtype)
 
 
 def is_integer(arg: Arg) -> bool:

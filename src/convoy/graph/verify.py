@@ -183,7 +183,7 @@ def _convolution(graph: Graph, node: Node) -> Iterator[str]:
 
 
 def linears(graph: Graph) -> Iterator[Violation]:
-    """`linear` has (x, weight, bias or None), matrices, and specs that agree (`LinearProblem`)."""
+    """`linear` has (x, weight, bias or None), x of two or more dimensions but not four, and agreeing specs (`LinearProblem`)."""
     for node in graph.nodes:
         if node.op == "linear":
             for expected in _linear(graph, node):
@@ -204,7 +204,8 @@ def _linear(graph: Graph, node: Node) -> Iterator[str]:
         yield f"a linear layer that can be computed ({error})"
         return
     bias = TensorSpec((problem.k,), problem.dtype)
-    yield from _disagreements(found, (problem.x_spec, problem.weight_spec, bias, problem.y_spec))
+    y = TensorSpec((*found[0].shape[:-1], problem.k), problem.dtype)
+    yield from _disagreements(found, (found[0], problem.weight_spec, bias, y))
 
 
 def _operand_specs(graph: Graph, node: Node) -> tuple[TensorSpec, TensorSpec, TensorSpec | None, TensorSpec] | str:

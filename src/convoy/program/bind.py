@@ -21,6 +21,7 @@ from convoy.measurement.processes.parallel_compile import ParallelCompile
 from convoy.plan.describe import title
 from convoy.plan.plan import Plan, Step
 from convoy.problem import ANY_LAYOUT, Problem
+from convoy.program.adapted_executables import adapted, packed_constants
 from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.concat_in_place import with_results_in_place
 from convoy.program.lifetimes import with_frees
@@ -87,7 +88,12 @@ def bind(
         builds.build(plan.steps, keys, None)
     slots = _slots(captured.graph.inputs, plan.steps)
     outputs = [_output_slot(name, plan, slots) for name in captured.graph.outputs]
-    steps: Sequence[BoundStep] = _bound_steps(plan.steps, keys, packed, slots, captured.graph)
+    executables = [
+        adapted(packed[key][0], problem, region, captured.graph)
+        for key, problem, region in zip(keys, problems, verified.regions, strict=True)
+    ]
+    weights = [packed[key][1] for key in keys]
+    steps: Sequence[BoundStep] = _bound_steps(plan.steps, executables, weights, slots, captured.graph)
     steps = with_results_in_place(steps, problems, outputs)
     steps, slot_names = with_zero_marks(steps, list(slots))
     steps = with_frees(steps, outputs)
@@ -98,24 +104,28 @@ def bind(
         inputs=tuple((values[name].spec, plan.border.get(name, ANY_LAYOUT)) for name in captured.graph.inputs),
         outputs=tuple(outputs),
         workspace_bytes=max((bound.executable.workspace_bytes for bound in steps), default=0),
-        resident_bytes=sum(executable.resident_bytes(weights) for executable, weights in packed.values()),
+        resident_bytes=sum(executable.resident_bytes(given) for executable, given in packed.values()),
         plan=plan,
     )
 
 
 def _bound_steps(
-    steps: Sequence[Step], keys: Sequence[StepKey], packed: PackedSteps, slots: Mapping[str, int], graph: Graph
+    steps: Sequence[Step],
+    executables: Sequence[Executable],
+    constants: Sequence[Packed],
+    slots: Mapping[str, int],
+    graph: Graph,
 ) -> tuple[BoundStep, ...]:
     return tuple(
         BoundStep(
             step=step,
-            executable=packed[key][0],
-            constants=packed[key][1],
+            executable=executable,
+            constants=packed,
             args=tuple(slots[name] for name in step.args),
             results=tuple(slots[name] for name in step.results),
             specs=tuple(graph.values[name.partition("@")[0]].spec for name in step.results),
         )
-        for step, key in zip(steps, keys, strict=True)
+        for step, executable, packed in zip(steps, executables, constants, strict=True)
     )
 
 
@@ -174,7 +184,8 @@ class _Builds:
                 with phase("build", config.engine):
                     engine = load_engine(config.engine, self.extra_engines)
                     executable = build(engine, self.problems[index], config.knobs, self.target)
-                    self.packed[key] = (executable, executable.pack(self.constants[index]))
+                    given = packed_constants(executable, self.problems[index], self.constants[index])
+                    self.packed[key] = (executable, given)
             except CompileError as error:
                 if config.engine == BASELINE:
                     raise

@@ -4,7 +4,7 @@ before: %dx = conv2d_dgrad(%dy, %w, (8, 8), ...)
         %dw = conv2d_wgrad(%x, %dy, (3, 3), ...)
         %db = aten.sum.dim_IntList(%dy, (0, 2, 3))
 -->
-after:  dgrad(dx)          args dy, w
+after:  dgrad(dx)          args dy, w; args dy if w is a constant (a transposed convolution)
         wgrad(dw)          args x, dy
         wgrad(dw+db)       args x, dy
 
@@ -25,11 +25,12 @@ from convoy.regions.region import Region
 def gradient_regions(graph: Graph, node: Node, layouts: Sequence[str], numerics: str) -> Iterator[Region]:
     """The regions of a `conv2d_dgrad` or `conv2d_wgrad` node; the last one includes the bias gradient if there is one."""
     problem = replace(gradient_problem(graph, node), numerics=numerics)
+    constants = tuple(name for name in list(node.refs())[1:] if graph.values[name].kind == "constant")
     alone = Region(
         pattern=problem.direction,
         nodes=(node.name,),
-        args=tuple(node.refs()),
-        constants=(),
+        args=tuple(name for name in node.refs() if name not in constants),
+        constants=constants,
         results=node.outputs,
         problems=tuple(problem.with_layout(layout) for layout in layouts),
     )

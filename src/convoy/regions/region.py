@@ -18,7 +18,8 @@ class Region:
         nodes: names of the nodes covered, in graph order.
         args: names of the values read, in the order in which an executable takes them. For `conv`, `conv_pool` and `linear`:
             x, then the residual if the epilogue has one; a dynamic weight and bias stand between. For `dgrad`: dy, weight;
-            for `wgrad`: x, dy. For the other patterns: the subgraph's inputs.
+            for `wgrad`: x, dy; a constant weight, as in a transposed convolution, is in `constants` instead. For the other
+            patterns: the subgraph's inputs.
         constants: names of the constants read: weight, then bias if there is one; for subgraphs the subgraph's constants.
         results: names of the values made that are read outside the region or returned by the graph.
         problems: the same computation once per useful memory format, which the 4-D values at the border have.

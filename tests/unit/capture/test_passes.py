@@ -244,9 +244,9 @@ input %x: i64[1,4,5,5]
 constant %w: i64[3,4,2,2]
 %y: i64[1,3,4,4] = aten.conv2d.default(%x, %w)
 
-input %x: fp32[1,5,8]
+input %x: fp32[1,2,5,8]
 constant %w: fp32[3,8]
-%y: fp32[1,5,3] = aten.linear.default(%x, %w)
+%y: fp32[1,2,5,3] = aten.linear.default(%x, %w)
 
 input %x: fp32[5,8]
 input %w: fp32[3,8]

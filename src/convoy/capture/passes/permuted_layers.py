@@ -23,7 +23,7 @@ _NORM: Final = "aten.layer_norm.default"
 _REDUCTIONS: Final = {"aten.mean.dim": 1, "aten.sum.dim_IntList": 1, "aten.linalg_vector_norm.default": 2}
 """Reductions by the position of their dimensions."""
 
-_POINTWISE: Final = frozenset({
+POINTWISE: Final = frozenset({
     "aten.abs.default", "aten.add.Tensor", "aten.addcmul.default", "aten.clamp.default", "aten.clamp_min.default",
     "aten.div.Tensor", "aten.elu.default", "aten.exp.default", "aten.gelu.default", "aten.hardsigmoid.default",
     "aten.hardswish.default", "aten.hardtanh.default", "aten.leaky_relu.default", "aten.mish.default", "aten.mul.Tensor",
@@ -66,7 +66,7 @@ def permuted_layers(draft: Draft) -> None:
         else:
             draft.nodes.append(node)
     draft.rename(names)
-    _drop_dead(draft)
+    drop_dead(draft)
 
 
 def _permuted(draft: Draft, node: Node, order: tuple[int, ...]) -> str:
@@ -122,7 +122,7 @@ def _fits(draft: Draft, node: Node) -> bool:
         return not node.kwargs and isinstance(node.args[1], tuple) and len(node.args[1]) == 1
     if node.op in _REDUCTIONS:
         return _axes(node) is not None
-    return node.op in _POINTWISE and all(_is_operand(draft, name) for name in node.refs())
+    return node.op in POINTWISE and all(_is_operand(draft, name) for name in node.refs())
 
 
 def _is_operand(draft: Draft, name: str) -> bool:
@@ -211,7 +211,7 @@ class _Rewrite:
         return [permute, replace(node, args=(Ref(before), *node.args[1:])), back]
 
 
-def _drop_dead(draft: Draft) -> None:
+def drop_dead(draft: Draft) -> None:
     """Drop nodes that nobody reads, so that a value's readers can be counted."""
     read = set(draft.outputs)
     kept: list[Node] = []

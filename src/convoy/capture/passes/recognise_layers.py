@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from convoy.capture.draft import Draft
@@ -23,8 +24,9 @@ def recognise_layers(draft: Draft) -> None:
     -->
     after:  %y = linear(%x, %w, %b)                    constant %w: fp32[k,c]
 
-    Transposed, 1-D and 3-D convolutions stay, as do linear layers of anything but matrices, mixed dtypes, and sizes that
-    `ConvProblem` refuses. An image without a batch gets one for the convolution.
+    The leading dimensions of a linear layer's x are rows. Transposed, 1-D and 3-D convolutions stay, as do linear layers of 4-D
+    values (which would have a memory format), mixed dtypes, and sizes that `ConvProblem` refuses. An image without a batch gets
+    one for the convolution.
     """
     nodes = draft.nodes
     draft.nodes = []
@@ -136,7 +138,7 @@ def _linear(draft: Draft, node: Node) -> list[Node]:
     if not isinstance(x, Ref) or not isinstance(weight, Ref) or weight.name not in draft.constants:
         return []
     sides = draft.specs[x.name].shape
-    if len(sides) != 2 or not _one_dtype(draft, x, weight, bias):
+    if len(sides) in (0, 1, 4) or not _one_dtype(draft, x, weight, bias):
         return []
     if node.op != "aten.linear.default":
         weight = Ref(draft.add_constant(f"{weight.name}.transposed", draft.constants[weight.name].t()))
@@ -144,7 +146,7 @@ def _linear(draft: Draft, node: Node) -> list[Node]:
     if isinstance(bias, Ref) and draft.specs[bias.name].shape != (k,):
         return []
     try:
-        LinearProblem(*sides, k, draft.specs[x.name].dtype)
+        LinearProblem(math.prod(sides[:-1]), sides[-1], k, draft.specs[x.name].dtype)
     except InputError:
         return []
     return [Node(node.name, "linear", (x, weight, bias), (), node.outputs)]

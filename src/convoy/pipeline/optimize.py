@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,25 +14,26 @@ from torch import nn
 from convoy import plan as plans
 from convoy.capture.user_hooks import user_hook
 from convoy.deadline import Deadline
+from convoy.dynamic.dims import Call
+from convoy.dynamic.read_dynamic import read_dynamic
+from convoy.dynamic.tune_sizes import tune_sizes
 from convoy.engines.competition import competing_engines
-from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.pipeline.captured_net import captured_net
+from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.improve import improved
 from convoy.pipeline.isolation import isolate, preserve_global_state
 from convoy.pipeline.model_arguments import checked_model, checked_name
 from convoy.pipeline.observer import Observer
 from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult, stock_result
 from convoy.pipeline.parts import PartsJob, optimize_parts
-from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
+from convoy.pipeline.plan_target import arguments_of, check_target, device_of, target_for, warn_of_changes
 from convoy.pipeline.profile_output import profiled
 from convoy.pipeline.tune_in_time import overrun_note
 from convoy.pipeline.whole_model import tune_whole
 from convoy.plan import Plan
-from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.program.call_forms import checked_arguments
-from convoy.program.calls import map_tensors, tensors_of
 from convoy.progress import shown
 from convoy.settings import Numerics, Settings, checked_settings
 from convoy.tuning_profile import phase
@@ -46,6 +47,7 @@ def optimize(
     *,
     settings: Settings | None = None,
     name: str = "",
+    dynamic: Any = None,
 ) -> OptimizedModule:
     """Make a module that computes the same as `model`, faster, on the device that the model is on.
 
@@ -57,16 +59,52 @@ def optimize(
             each input by position or by name, however the examples were given.
         settings: effort, limits and what is allowed; `Settings()` by default.
         name: name of the model in plans and reports; its class name by default.
+        dynamic: sizes that may change, as a range for each dimension, such as `{0: (1, 64)}` for batches of 1 to 64 images, or
+            `dynamic_shapes` as torch.export takes them. See docs/how-to/dynamic-sizes.md.
 
     Returns:
-        A module with the same outputs. It also has `plan`, `explain()`, `save(path)` and `tune(args)` (for another shape).
+        A module with the same outputs. It also has `plan`, `explain()`, `save(path)` and `tune(args)` (for another shape); with
+        `dynamic` also `add_size(sizes)`.
 
     Raises:
         InputError: inputs or settings that cannot be used.
         SelectionError: the memory budget is too small, or `deterministic` is set and no engine computes an operator
             deterministically.
     """
+    if dynamic is not None:
+        return optimize_sizes(model, args, kwargs, dynamic, name=name, settings=settings).program
     return optimize_model(model, args, name=name, settings=settings, kwargs=kwargs).program
+
+
+def optimize_sizes(
+    model: nn.Module,
+    args: tuple[Any, ...] | list[Any] | torch.Tensor,
+    kwargs: dict[str, Any] | None,
+    dynamic: Any,
+    *,
+    name: str = "",
+    settings: Settings | None = None,
+    observer: Observer | None = None,
+    deadline: Deadline | None = None,
+) -> OptimizeResult:
+    """`optimize` with `dynamic`: the results for the example's sizes, with a module for all sizes."""
+    stock, options = checked_model(model), checked_settings(settings)
+    given, named = checked_arguments(stock, args, kwargs)
+    dims = read_dynamic(dynamic, stock.forward, given, named)
+
+    def tune(call: Call, until: Deadline) -> OptimizeResult:
+        return optimize_model(
+            stock, call[0], name=name, settings=options, observer=observer, kwargs=call[1], deadline=until
+        )
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        isolated = isolate(stock, args, kwargs)
+        with fixed_seed():
+            return isolated.model(*isolated.args, **isolated.kwargs)
+
+    with preserve_global_state():
+        found = tune_sizes(stock, (given, named), dims, run, tune, deadline or Deadline(options.time_s))
+    return dataclasses.replace(found.example, program=found.module)
 
 
 def optimize_model(
@@ -170,6 +208,10 @@ class ModelTuner:
         with preserve_global_state():
             return _program_for(plan, model, args, kwargs, self.settings)
 
+    def within(self, time_s: float) -> ModelTuner:
+        """The same, with this wall time for each call, seconds."""
+        return ModelTuner(self.name, dataclasses.replace(self.settings, time_s=time_s))
+
     def improved(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], program: Program, time_s: float
     ) -> Program:
@@ -212,42 +254,9 @@ def load(
         module = OptimizedModule(stock, program, given, named, ModelTuner(first.model, options), options.check)
         for further in paths[1:]:
             plan = plans.load(Path(further))
-            others = _arguments_of(plan, given, named)
+            others = arguments_of(plan, given, named)
             module.add(*others, _program_for(plan, stock, *others, options))
     return module
-
-
-def _arguments_of(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a plan's shapes, nested as those of another plan of the same model.
-
-    Raises:
-        PlanError: the plan has another number of inputs.
-    """
-    tensors = list(tensors_of((args, kwargs)))
-    if len(plan.inputs) != len(tensors):
-        raise PlanError("plan.inputs", plan.inputs, f"{len(tensors)} inputs, as in the first plan")
-    zeros = iter([zeros_of(text, like.device) for text, like in zip(plan.inputs, tensors, strict=True)])
-    others: Any = map_tensors(lambda _: next(zeros), (args, kwargs))
-    return others
-
-
-def zeros_of(spec: str, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros of a spec's shape and dtype, to capture with.
-
-    Raises:
-        PlanError: the tensor is too large.
-    """
-    found = TensorSpec.parse(spec)
-    try:
-        if found.size_bytes <= MOST_INPUT_BYTES:
-            return torch.zeros(found.shape, dtype=DTYPES[found.dtype], device=device)
-    except (RuntimeError, MemoryError) as error:
-        raise PlanError("plan.inputs", spec, "inputs that fit into memory", str(error).split("\n")[0]) from error
-    raise PlanError("plan.inputs", spec, f"inputs of at most {MOST_INPUT_BYTES >> 30} GiB")
-
-
-MOST_INPUT_BYTES: Final = 16 << 30
-"""Largest input that a plan's file may name: more than any batch of images has."""
 
 
 def _program_for(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from convoy.engines.torch_operators import DTYPES
 from convoy.errors import InputError, PlanError
 from convoy.measurement import detect_target
 from convoy.plan import Plan
+from convoy.problem import TensorSpec
+from convoy.program.calls import map_tensors, tensors_of
 from convoy.target import Target
 from convoy.user_warning import warn_user
 
@@ -55,3 +58,36 @@ def warn_of_changes(plan: Plan, bound: Plan) -> None:
 def target_for(device: str) -> Target:
     """The target of a device: `cpu` or `cuda`."""
     return detect_target(device)
+
+
+def arguments_of(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a plan's shapes, nested as those of another plan of the same model.
+
+    Raises:
+        PlanError: the plan has another number of inputs.
+    """
+    tensors = list(tensors_of((args, kwargs)))
+    if len(plan.inputs) != len(tensors):
+        raise PlanError("plan.inputs", plan.inputs, f"{len(tensors)} inputs, as in the first plan")
+    zeros = iter([zeros_of(text, like.device) for text, like in zip(plan.inputs, tensors, strict=True)])
+    others: Any = map_tensors(lambda _: next(zeros), (args, kwargs))
+    return others
+
+
+def zeros_of(spec: str, device: torch.device) -> torch.Tensor:
+    """A tensor of zeros of a spec's shape and dtype, to capture with.
+
+    Raises:
+        PlanError: the tensor is too large.
+    """
+    found = TensorSpec.parse(spec)
+    try:
+        if found.size_bytes <= MOST_INPUT_BYTES:
+            return torch.zeros(found.shape, dtype=DTYPES[found.dtype], device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise PlanError("plan.inputs", spec, "inputs that fit into memory", str(error).split("\n")[0]) from error
+    raise PlanError("plan.inputs", spec, f"inputs of at most {MOST_INPUT_BYTES >> 30} GiB")
+
+
+MOST_INPUT_BYTES: Final = 16 << 30
+"""Largest input that a plan's file may name: more than any batch of images has."""

@@ -25,6 +25,7 @@ from convoy.program.adapted_executables import adapted, packed_constants
 from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.concat_in_place import with_results_in_place
 from convoy.program.lifetimes import with_frees
+from convoy.program.shared_memory import present_memory
 from convoy.program.verification.usable_config import on_baseline
 from convoy.program.verification.verify_plan import Regions, verify_plan
 from convoy.program.zero_marks import with_zero_marks
@@ -170,6 +171,7 @@ class _Builds:
             Errors of compilation, by key. An error of the baseline is raised.
         """
         failed: dict[StepKey, CompileError] = {}
+        memory = present_memory()
         first = {key: index for index, key in reversed(list(enumerate(keys))) if key not in self.packed}
         missing = sorted(first.items(), key=lambda item: item[1])
         clock = [time.monotonic()]
@@ -185,7 +187,7 @@ class _Builds:
                     engine = load_engine(config.engine, self.extra_engines)
                     executable = build(engine, self.problems[index], config.knobs, self.target)
                     given = packed_constants(executable, self.problems[index], self.constants[index])
-                    self.packed[key] = (executable, given)
+                    self.packed[key] = (executable, given if memory is None else memory.weights.shared(given))
             except CompileError as error:
                 if config.engine == BASELINE:
                     raise

@@ -11,6 +11,7 @@ from convoy.program.bound_plan import BoundPlan
 from convoy.program.eager import EagerProgram, empty
 from convoy.program.multi_stream import MultiStreamProgram
 from convoy.program.recording import CAPTURE_FAILURES, distinct_stream, first_line, recording
+from convoy.program.shared_memory import SharedMemory, present_memory
 
 _WARMUP_CALLS = 2
 """Runs before the capture. The first compiles and lets cuDNN measure; the second initializes nothing more."""
@@ -20,8 +21,9 @@ class CudaGraphProgram:
     """A bound plan as one CUDA graph with static buffers.
 
     Safe with other streams, several threads and several programs at once: a lock orders the calls on the host, an event orders
-        them on the device, and each program has a memory pool of its own. A call copies each input to a static buffer, launches
-    the graph, and copies each output (unless `static_outputs`).
+    them on the device, and each program has a memory pool of its own. Programs for several sizes of one net share all three
+    (`SharedMemory`). A call copies each input to a static buffer, launches the graph, and copies each output (unless
+    `static_outputs`).
 
     If the capture fails, every call launches the kernels one by one, under the same lock and event.
 
@@ -43,12 +45,11 @@ class CudaGraphProgram:
         self.bound = bound
         self.device = device
         self.static_outputs = static_outputs
-        self._lock = threading.Lock()
+        shared = present_memory()
+        self._lock = threading.Lock() if shared is None else shared.lock
         several = any(step.step.stream for step in bound.steps)
         self.eager = MultiStreamProgram(bound, device) if several else EagerProgram(bound, device)
-        self.inputs = [empty(spec, layout, device) for spec, layout in bound.inputs]
-        for tensor in self.inputs:
-            tensor.zero_()
+        self.inputs = _static_inputs(bound, device, shared)
         self.refused = ""
         self._graph = torch.cuda.CUDAGraph()
         self._outputs: list[torch.Tensor] = []
@@ -58,9 +59,11 @@ class CudaGraphProgram:
             for _ in range(_WARMUP_CALLS):
                 self.eager(self.inputs)
         stream.synchronize()
+        if shared is not None and not several and bound.workspace_bytes:
+            self.eager.use_workspace(shared.workspace(bound.workspace_bytes, device))
         # Only errors of the capture are caught: launches that fail outside of a capture have failed above.
         try:
-            with recording(self._graph, stream):
+            with recording(self._graph, stream, None if shared is None else shared.graph_pool()):
                 self._outputs = self.eager(self.inputs)
         except torch.OutOfMemoryError:
             raise
@@ -68,7 +71,7 @@ class CudaGraphProgram:
             self.refused = first_line(error)
             self.eager.recordable = False
         self._keeps = self.eager.workspace()  # it would be freed with the thread that captured the graph
-        self._done = torch.cuda.Event()
+        self._done = torch.cuda.Event() if shared is None else shared.done_event()
         self._done.record(torch.cuda.current_stream(device))
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -102,6 +105,18 @@ class CudaGraphProgram:
     def _launched(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():
             return self.eager(inputs)
+
+
+def _static_inputs(bound: BoundPlan, device: torch.device, shared: SharedMemory | None) -> list[torch.Tensor]:
+    """Buffers for the inputs, with zeros in them; shared ones may have the values of another program's call."""
+    if shared is None:
+        made = [empty(spec, layout, device) for spec, layout in bound.inputs]
+        for tensor in made:
+            tensor.zero_()
+        return made
+    meta = torch.device("meta")
+    likes = [empty(spec, layout, meta) for spec, layout in bound.inputs]
+    return [shared.input_buffer(index, like, device) for index, like in enumerate(likes)]
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

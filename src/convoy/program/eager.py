@@ -13,6 +13,7 @@ from convoy.engines.subgraph import MEMORY_FORMATS
 from convoy.engines.torch_operators import DTYPES
 from convoy.problem import ANY_LAYOUT, TensorSpec
 from convoy.program.bound_plan import BoundPlan, BoundStep, ChannelSlice
+from convoy.program.shared_memory import present_memory
 
 Slots = list[torch.Tensor | None]
 """Values of a run, by slot; None before a value is made and after its last use."""
@@ -52,6 +53,7 @@ class EagerProgram:
         self.device = device
         self.recordable = True
         self._local = threading.local()
+        self._shared = present_memory()
         self._input_slots = len(bound.inputs)
         self._blank = [None] * (len(bound.slot_names) - self._input_slots)
         self._steps = [(step, _allocator(step, device)) for step in bound.steps]
@@ -82,9 +84,15 @@ class EagerProgram:
         """The scratch memory of this thread's calls. A CUDA graph of such a call must keep it alive."""
         return self._workspace()
 
+    def use_workspace(self, workspace: torch.Tensor) -> None:
+        """Use this scratch memory in this thread's calls from now on; it has at least the plan's `workspace_bytes`."""
+        self._local.workspace = workspace
+
     def _workspace(self) -> torch.Tensor | None:
         if not self.bound.workspace_bytes:
             return None
+        if self._shared is not None and self.device.type == "cpu":
+            return self._shared.scratch(self.bound.workspace_bytes, self.device)
         workspace = getattr(self._local, "workspace", None)
         if workspace is None:
             workspace = torch.empty(self.bound.workspace_bytes, dtype=torch.uint8, device=self.device)

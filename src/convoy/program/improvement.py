@@ -13,11 +13,20 @@ from convoy.errors import InputError
 from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.call_forms import CallArguments, checked_arguments
-from convoy.program.program_cache import CachedProgram, ProgramCache
+from convoy.program.program_cache import CachedProgram, ProgramCache, Tuner
 from convoy.program.runnable_program import Program
 from convoy.user_warning import warn_user
 
 _ONE_AT_A_TIME: Final = threading.Lock()
+
+
+@runtime_checkable
+class TimedTuner(Protocol):
+    """A tuner whose calls can be limited in time."""
+
+    def within(self, time_s: float) -> Tuner:
+        """The same, with this wall time for each call, seconds."""
+        ...
 
 
 @runtime_checkable
@@ -52,7 +61,7 @@ def improve(module: Improvable, time_s: float, args: Any, kwargs: dict[str, Any]
     Raises:
         InputError: `time_s` is no positive number, or no program was tuned for such arguments.
     """
-    _check_time(time_s)
+    check_time(time_s)
     cache = module.program_cache
     tuner = cache.tuner
     if not isinstance(tuner, ImprovingTuner):
@@ -70,7 +79,8 @@ def improve(module: Improvable, time_s: float, args: Any, kwargs: dict[str, Any]
         return cached.program.plan
 
 
-def _check_time(time_s: object) -> None:
+def check_time(time_s: object) -> None:
+    """Raise InputError unless this is a positive number of seconds."""
     if not isinstance(time_s, (int, float)) or isinstance(time_s, bool) or not 0 < time_s < math.inf:
         raise InputError("time_s", time_s, "a positive number of seconds")
 
@@ -81,7 +91,7 @@ def _call_of(
     """The program for a call, and its arguments in the form of the program's example."""
     if args is None and not kwargs:
         cached = next(iter(cache.tuned.values()))
-        return cached, _sample(cached.example)
+        return cached, sample(cached.example)
     given, named = checked_arguments(model, () if args is None else args, kwargs)
     found = cache.find(given, named)
     if found is None:
@@ -90,7 +100,7 @@ def _call_of(
     return cached, (given, named) if arrangement is None else arrangement(given, named)
 
 
-def _sample(example: calls.CallExample) -> CallArguments:
+def sample(example: calls.CallExample) -> CallArguments:
     """Arguments like an example's: normally distributed where they are floating-point, else zeros. The same in every call."""
     args, kwargs = example.zeros()
 

@@ -253,7 +253,11 @@ class ChainedProgram(EagerProgram):
         memory: ThreadMemory | None = getattr(self._local, "memory", None)
         if memory is None:
             arena = max(chain.arena_bytes for chain in self._chains)
-            buffer = torch.empty(arena + self.bound.workspace_bytes, dtype=torch.uint8, device=self.device)
+            count = arena + self.bound.workspace_bytes
+            if self._shared is None:
+                buffer = torch.empty(count, dtype=torch.uint8, device=self.device)
+            else:
+                buffer = self._shared.scratch(count, self.device)
             start = address(buffer)
             memory = ThreadMemory(buffer, list(self._pointers(start, start + arena)))
             self._local.memory = memory

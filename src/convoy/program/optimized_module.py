@@ -19,12 +19,13 @@ from convoy.program.improvement import improve
 from convoy.program.program_cache import CachedProgram, ProgramCache, Tuner, stock_names
 from convoy.program.runnable_program import Program
 from convoy.program.serialization import SavedProgram, restored_cache, saved_programs
+from convoy.program.shared_memory import SharedMemory, sharing
 from convoy.user_warning import warn_user
 
 _RESTORED: Final = frozenset({"program_cache", "_modules"})
 """Attributes that a pickle holds in another form."""
 
-_OTHER_STRIDES: Final = (
+OTHER_STRIDES: Final = (
     "no program fits the strides of the inputs: the stock module runs; call .contiguous() on the inputs, or .tune(args)"
 )
 
@@ -171,13 +172,15 @@ class OptimizedModule(nn.Module):
         found = cache.find(args, kwargs)
         cached = None if found is None else found[0]
         reason = self._why_stock(cached, tensors)
-        if reason is not None or found is None or cached is None:
-            return self._run_stock(args, kwargs, cache.why_unknown(args, kwargs) if reason is None else reason)
+        if reason is not None:
+            return self._run_stock(args, kwargs, reason)
+        if found is None or cached is None:
+            return self._run_without_program(args, kwargs)
         given = (args, kwargs) if found[1] is None else found[1](args, kwargs)
         strides = tuple([tensor.stride() for tensor in calls.tensors_of(given)])
         wanted = cached.outputs(strides)
         if wanted == "stock":
-            return self._run_stock(args, kwargs, _OTHER_STRIDES)
+            return self._run_stock(args, kwargs, OTHER_STRIDES)
         # A GPU gets its work before the module's state is checked, which takes tens of microseconds (ResNet-50 has 320 tensors).
         # If the state has changed, the result is thrown away.
         with torch.no_grad():
@@ -246,6 +249,10 @@ class OptimizedModule(nn.Module):
         saved = saved_programs(cache.tuned.values())
         return restore_module, (type(self), self.model, saved, cache.tuner, cache.check, attributes)
 
+    def memory_of_programs(self) -> SharedMemory | None:
+        """What its programs share; None: each has memory of its own."""
+        return None
+
     # --- program or stock module --------------------------------------------------------------------------------------------
 
     def _why_stock(self, cached: CachedProgram | None, tensors: Sequence[torch.Tensor]) -> str | None:
@@ -263,6 +270,10 @@ class OptimizedModule(nn.Module):
             return "an input requires a gradient: the stock module runs"
         reason = calls.why_modes_forbid(cached.program.autocast)
         return None if reason is None else f"{reason}: the stock module runs"
+
+    def _run_without_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call for which no program was made."""
+        return self._run_stock(args, kwargs, self.program_cache.why_unknown(args, kwargs))
 
     def _run_stock(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, kind: str = "") -> Any:
         if reason:
@@ -285,8 +296,9 @@ def restore_module(
     made = kind.__new__(kind)
     nn.Module.__init__(made)
     made.model = model
-    made.program_cache, refused = restored_cache(model, saved, tuner, check)
     made.__dict__.update(attributes)
+    with sharing(made.memory_of_programs()):
+        made.program_cache, refused = restored_cache(model, saved, tuner, check)
     if refused:
         warn_user(f"a loaded plan cannot be bound here: the stock module runs; call .refresh() to tune it ({refused})")
     return made

@@ -14,7 +14,7 @@ from torch import nn
 from convoy.errors import PlanError
 from convoy.plan.plan import Plan
 from convoy.program import calls
-from convoy.program.call_forms import Arrangement, ForwardSignature
+from convoy.program.call_forms import Arrangement, CallArguments, ForwardSignature
 from convoy.program.contents import contents_checks
 from convoy.program.module_state import ModuleState
 from convoy.program.runnable_program import Program
@@ -144,6 +144,25 @@ class ProgramCache:
             arrangement = self._forward.arrangement(args, kwargs, (cached.example.args, cached.example.kwargs))
             route = self._routes[signature] = cached, arrangement
         return route
+
+    def in_form(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], example: calls.CallExample
+    ) -> tuple[CallArguments, Arrangement | None] | None:
+        """A call's arguments in the form of an example, and how they are brought into it (None: they have it).
+
+        Returns:
+            None if they cannot be, or if the call has a value, such as an option's, that the example's form leaves out.
+        """
+        if len(args) == len(example.args) and list(kwargs) == list(example.kwargs):
+            return (args, kwargs), None
+        arrangement = self._forward.arrangement(args, kwargs, (example.args, example.kwargs))
+        if arrangement is None:
+            return None
+        arranged = arrangement(args, kwargs)
+        before, after = self._forward.normal(args, kwargs), self._forward.normal(*arranged)
+        if before is None or after is None or calls.signature_of(*before) != calls.signature_of(*after):
+            return None
+        return arranged, arrangement
 
     def why_unknown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why there is no program for a call, and what to do."""

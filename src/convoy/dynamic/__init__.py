@@ -1,0 +1,1 @@
+"""Sizes that change: programs for some sizes, and calls of other sizes put together from them."""

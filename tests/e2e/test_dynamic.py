@@ -1,0 +1,73 @@
+"""`convoy.optimize(dynamic=...)` through the whole pipeline, with default engines: numbers, shared weights, changed weights."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import convoy
+from convoy.dynamic.dynamic_module import DynamicModule
+from tests.unit.dynamic.fake_programs import Net, images
+from tests.unit.pipeline.untimed import plans_kept
+from tests.unit.program.fast_net import always_kept
+
+CHANNELS = 48
+"""Enough that a packed weight is large enough to be shared."""
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> DynamicModule:
+    settings = convoy.Settings(effort="none", isolate=False, db=tmp_path_factory.mktemp("db") / "perf.db")
+    with always_kept(), plans_kept():
+        made = convoy.optimize(Net(CHANNELS).eval(), (images(2),), settings=settings, dynamic={0: (1, 4)})
+    assert isinstance(made, DynamicModule)
+    return made
+
+
+def check(fast: DynamicModule, x: torch.Tensor) -> None:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wanted, found = fast.model(x), fast(x)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor)
+        assert found[name].stride() == tensor.stride()
+
+
+def test_all_batches_are_exact_in_both_memory_formats(fast: DynamicModule) -> None:
+    assert [program.runnable is not None for program in fast.programs] == [True] * 3
+    for times in ({1: 1.0, 2: 1.0, 4: 9.0}, {1: 9.0, 2: 9.0, 4: 1.0}):  # split, and padded
+        for images_each, time_ms in times.items():
+            fast.size_programs.take((images_each,), time_ms)
+        for count in range(1, 5):
+            check(fast, images(count))
+            check(fast, images(count).contiguous(memory_format=torch.channels_last))
+
+
+def test_equal_weights_and_scratch_memory_are_held_once(fast: DynamicModule) -> None:
+    runnables: list[Any] = [program.runnable for program in fast.programs]
+    assert {id(one._shared) for one in runnables} == {id(fast.size_programs.memory)}
+    by_bits: dict[tuple[Any, ...], set[int]] = {}
+    for runnable in runnables:
+        for step in runnable.bound.steps:
+            for item in step.constants:
+                if isinstance(item, torch.Tensor) and not item.is_mkldnn and item.numel() >= CHANNELS * 27:
+                    by_bits.setdefault((item.stride(), *item.flatten().tolist()), set()).add(item.data_ptr())
+    assert all(len(pointers) == 1 for pointers in by_bits.values())
+
+
+def test_a_pickle_binds_the_plans_again_in_shared_memory_with_their_times(fast: DynamicModule) -> None:
+    again = pickle.loads(pickle.dumps(fast))
+    assert again.size_programs.times_ms == fast.size_programs.times_ms
+    runnables: list[Any] = [program.runnable for program in again.programs]
+    assert {id(one._shared) for one in runnables} == {id(again.size_programs.memory)}
+    check(again, images(3))
+    with torch.no_grad():
+        again.model.conv.weight.neg_()
+    with pytest.warns(UserWarning, match="conv.weight was changed in place"):
+        again(images(3))
+    again.refresh()
+    check(again, images(3))

@@ -30,6 +30,7 @@ class Captured:
         overwritten: names of arguments that the model overwrites and the graph does not.
         strides: how PyTorch lays out each of the graph's outputs for arguments like those at capture; None, or empty: not known.
         traced: what PyTorch itself runs, before any pass, where that may differ in which bits it gives from run to run.
+        was_run: whether the strides are those of a run of the model, not of a trace.
     """
 
     graph: Graph
@@ -41,6 +42,7 @@ class Captured:
     overwritten: tuple[str, ...] = ()
     strides: tuple[tuple[int, ...] | None, ...] = ()
     traced: Graph | None = None
+    was_run: bool = False
 
     @property
     def as_pytorch(self) -> Graph:

@@ -38,7 +38,7 @@ def export_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if not are_separate(args, kwargs):  # the exporter takes them for the same in every later call
         args, kwargs = copied_arguments(args, kwargs)
     try:
-        with _EXPORTING, evaluation_mode(model), quiet():
+        with tracing(model):
             try:
                 with torch.no_grad():
                     return _export(model, args, kwargs)
@@ -53,6 +53,13 @@ def export_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     return functional(torch.export.export(model, args, kwargs, strict=False))
+
+
+@contextmanager
+def tracing(model: nn.Module) -> Generator[None]:
+    """One thread at a time, with a module in evaluation mode, and no words of the tracer's on the screen."""
+    with _EXPORTING, evaluation_mode(model), quiet():
+        yield
 
 
 @contextmanager

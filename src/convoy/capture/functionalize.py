@@ -8,10 +8,12 @@ in evaluation mode, flatten, dropout that drops nothing. Programs of such calls 
 from __future__ import annotations
 
 import operator
+from functools import cache
 from typing import Any, Final, cast
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
@@ -63,37 +65,49 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     """
     if not _is_simple(program):
         return cast("Any", program).run_decompositions({})
-    graph = program.graph
+    rewrite_calls(program.graph)
+    return program
+
+
+def rewrite_calls(graph: fx.Graph) -> None:
+    """Rewrite calls that `SimpleCalls` accepts, in place."""
     place = {node: index for index, node in enumerate(graph.nodes)}
     for node in place:
         if node.op == "call_function":
             _rewrite(graph, node, place)
     graph.eliminate_dead_code()
-    return program
 
 
 def _is_simple(program: ExportedProgram) -> bool:
-    """Whether every call is one of those above, and what is written is a tensor that a call made and nobody holds a view of."""
+    """Whether `SimpleCalls` accepts every call, and the model changes nothing."""
     if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
         return False
-    maker: dict[fx.Node, fx.Node] = {}  # of the tensor that a call returns; none for a view
-    viewed: set[fx.Node] = set()
-    for node in program.graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
+    calls = SimpleCalls()
+    return all(node.op in ("placeholder", "output") or calls.accepts(node) for node in program.graph.nodes)
+
+
+class SimpleCalls:
+    """Accepts calls in order: those above, where what is written is a tensor that a call made and nobody holds a view of."""
+
+    def __init__(self) -> None:
+        self._maker: dict[fx.Node, fx.Node] = {}  # of the tensor that a call returns; none for a view
+        self._viewed: set[fx.Node] = set()
+
+    def accepts(self, node: fx.Node) -> bool:
+        """Whether the next call is such a one. Its operands' `meta["val"]` is read, its own is not."""
         if node.op != "call_function" or not _is_known(node):
             return False
-        operand = node.args[0] if isinstance(node.args[0], fx.Node) else node
+        maker, operand = self._maker, node.args[0] if isinstance(node.args[0], fx.Node) else node
         if node.target in _MAY_SHARE:
             owner = maker.get(operand)
-            viewed.add(operand if owner is None else owner)
+            self._viewed.add(operand if owner is None else owner)
         elif node.target not in _IN_PLACE:
             maker[node] = node
-        elif operand in maker and maker[operand] not in viewed and _keeps_dtype(node):
+        elif operand in maker and maker[operand] not in self._viewed and _keeps_dtype(node):
             maker[node] = maker[operand]
         else:
             return False
-    return True
+        return True
 
 
 def _is_known(node: fx.Node) -> bool:
@@ -139,6 +153,29 @@ def _rewrite_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
     given = (*node.args[:5], *node.args[6:8])
     with graph.inserting_before(node):
         made = graph.call_function(norm, given)
-    values = norm(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in given))
+    if node.meta["val"].is_meta:  # of a run: its operands may be on any device
+        values = (node.meta["val"], *_saved_statistics(node))
+    else:
+        values = norm(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in given))
     made.meta = {**node.meta, "val": values}
     node.target, node.args = operator.getitem, (made, 0)
+
+
+def _saved_statistics(node: fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a batch norm in evaluation mode returns besides its output, as tensors without data."""
+    x, *parameters = (arg.meta["val"] for arg in node.args[:5] if isinstance(arg, fx.Node))
+    device = parameters[0].device  # the input's own may be `meta`
+    return _fake_statistics(device, x.dtype, x.shape[1], *(parameter.dtype for parameter in parameters))
+
+
+@cache
+def _fake_statistics(
+    device: torch.device, dtype: torch.dtype, channels: int, *parameters: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with FakeTensorMode():
+        x = torch.empty(1, channels, dtype=dtype, device=device)
+        given = [torch.empty(channels, dtype=kind, device=device) for kind in parameters]
+        _, mean, deviation = aten._native_batch_norm_legit_no_training.default(x, *given, 0.1, 1e-5)
+        sizes = [(tuple(made.shape), made.dtype) for made in (mean, deviation)]
+    first, second = (torch.empty(shape, dtype=kind, device="meta") for shape, kind in sizes)
+    return first, second

@@ -20,6 +20,7 @@ from convoy.capture.passes.permuted_layers import permuted_layers
 from convoy.capture.passes.recognise_layers import recognise_layers
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.transposed_convolutions import transposed_convolutions
+from convoy.capture.recorded_run import RecordedProgram, recorded
 from convoy.errors import CaptureError
 from convoy.graph.verify import verify
 from convoy.narrowing import is_tuple
@@ -60,13 +61,21 @@ def capture_inference(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def capture_with_original(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, run: bool = False
 ) -> tuple[Captured, Captured]:
-    """`capture_inference`, and the same computation before any pass: its operators and constants are the model's own."""
+    """`capture_inference`, and the same computation before any pass: its operators and constants are the model's own.
+
+    Args:
+        model: as for `capture_inference`.
+        args: likewise.
+        kwargs: likewise.
+        run: whether a copy of the model may be run, which is faster than exporting it (`recorded_run`). The strides of outputs
+            are then those of the run (`Captured.was_run`).
+    """
     if not is_tuple(args):
         raise CaptureError(f"args: got a {type(args).__name__}, expected a tuple of the model's arguments")
     named = dict(kwargs or {})
-    program = export_inference(model, args, named)
+    program = (recorded(model, args, named) if run else None) or export_inference(model, args, named)
     lowered = lower(program, args, named)
     draft = lowered.draft
 
@@ -75,8 +84,9 @@ def capture_with_original(
         notes = tuple(dict.fromkeys(draft.notes))
         written, strides = lowered.overwritten, lowered.strides
         return Captured(
-            graph, constants, lowered.arguments, lowered.results, notes, overwritten=written, strides=strides
-        )
+            graph, constants, lowered.arguments, lowered.results, notes, overwritten=written, strides=strides,
+            was_run=isinstance(program, RecordedProgram),
+        )  # fmt: skip
 
     original = captured()
     for rewrite in PASSES:

@@ -13,6 +13,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from convoy.capture.draft import Draft, spec_of
 from convoy.capture.lower_nodes import NodeLowering
 from convoy.capture.node_names import ModulePathNames
+from convoy.capture.recorded_run import RecordedProgram
 from convoy.capture.structure import ConstantLeaf, Leaf, Structure
 from convoy.errors import CaptureError
 
@@ -28,7 +29,7 @@ class Lowered:
     strides: tuple[tuple[int, ...] | None, ...] = ()
 
 
-def lower(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+def lower(program: ExportedProgram | RecordedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
     """Turn an exported, decomposed program into a draft.
 
     Raises:
@@ -39,7 +40,7 @@ def lower(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 class _Lowering(NodeLowering):
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, program: ExportedProgram | RecordedProgram) -> None:
         super().__init__(_device(program), ModulePathNames(program.graph.nodes))
         self.program = program
         self.overwritten: list[str] = []
@@ -139,7 +140,7 @@ def _strides_of(node: fx.Node) -> tuple[int, ...] | None:
     return tuple(value.stride())
 
 
-def _device(program: ExportedProgram) -> torch.device:
+def _device(program: ExportedProgram | RecordedProgram) -> torch.device:
     """The one device of a model: its inputs', or its parameters' where it has no tensor for input."""
     signature = program.graph_signature
     named = {spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT}

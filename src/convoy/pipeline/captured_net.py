@@ -28,7 +28,9 @@ def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: 
     copy = separate_copy(isolated.model)
     before = attributes_of(copy)
     with phase("capture"):
-        net = capture_net(name, copy, isolated.args, isolated.kwargs, settings, target)
+        net = capture_net(name, copy, isolated.args, isolated.kwargs, settings, target, run=True)
+    if net.captured.was_run:  # a run that changed an attribute would not have been recorded
+        return net
     if attributes_of(copy) != before:  # a cache that the first call fills is allowed
         changed = _changed_in_every_call(isolated.another(), target.device)
         if changed:

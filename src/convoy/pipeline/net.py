@@ -69,14 +69,21 @@ class Net:
 
 
 def capture_net(
-    name: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, target: Target
+    name: str,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+    target: Target,
+    *,
+    run: bool = False,
 ) -> Net:
-    """Capture a module and propose regions.
+    """Capture a module and propose regions. `run`: as for `capture_with_original`.
 
     Raises:
         CaptureError: the module cannot be exported, or it overwrites its arguments, which a graph does not do.
     """
-    captured, original = capture_with_original(model, args, kwargs)
+    captured, original = capture_with_original(model, args, kwargs, run=run)
     if captured.overwritten:
         raise CaptureError(f"the model overwrites its argument {captured.overwritten[0]}, which a graph does not do")
     graph = captured.graph

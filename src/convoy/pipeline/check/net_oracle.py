@@ -127,7 +127,7 @@ def _exact(
         captured, given, named = original, args, kwargs
         if images is not None:
             given, named = _first_images(args, kwargs, images)
-            captured = capture_with_original(separate_copy(model), given, named)[1]
+            captured = capture_with_original(separate_copy(model), given, named, run=True)[1]
         function = captured_function(to_double(captured))
         return lambda: end_to_end.float_outputs(function(*given, **named))
 

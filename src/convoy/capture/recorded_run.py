@@ -1,0 +1,324 @@
+"""A program from one run of a model: every ATen call is recorded as it is made, with its module, instead of traced.
+
+`torch.export` traces with fake tensors, which takes some seconds (ResNet-50: 2.2 s, on a CPU). A run that makes only calls that
+`functionalize` knows gives the same calls in the same order. Where it does anything else, nothing is recorded, and the caller
+exports: another operator, a tensor that no recorded call made, a value that Python reads out of a tensor, a state that the model
+changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import torch
+from torch import fx, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from convoy.capture.copies import copied_arguments, separate_copy
+from convoy.capture.export import tracing
+from convoy.capture.functionalize import SimpleCalls, rewrite_calls
+from convoy.capture.module_state import ModuleState
+from convoy.engines.torch_flags import convolutions
+from convoy.typed_torch import named_modules
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSignature:
+    """Which inputs and outputs a recorded graph has, as in `torch.export`'s signature."""
+
+    input_specs: tuple[InputSpec, ...]
+    output_specs: tuple[OutputSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedNesting:
+    """How arguments and results nest."""
+
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedProgram:
+    """What `lower` reads of an `ExportedProgram`, from a run.
+
+    Attributes:
+        graph: the calls, without writes.
+        graph_signature: inputs and outputs.
+        state_dict: the model's parameters and buffers by name.
+        call_spec: how arguments and results nest.
+        constants: further tensors by name; none.
+    """
+
+    graph: fx.Graph
+    graph_signature: RecordedSignature
+    state_dict: dict[str, torch.Tensor]
+    call_spec: RecordedNesting
+    constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+
+
+class _NotRecordableError(Exception):
+    """The run does something that a record of its calls would not show."""
+
+
+def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedProgram | None:
+    """Run a copy of a model once in evaluation mode and record its calls; None where only `torch.export` may trace it.
+
+    Args:
+        model: not changed.
+        args: tensors, numbers and None; not changed.
+        kwargs: must be empty.
+    """
+    try:
+        names = _argument_names(model, args, kwargs)
+        tensors = _ordinary_state(model)
+        twin = separate_copy(model)
+        given = copied_arguments(args, {})[0]
+        with tracing(twin), torch.no_grad():
+            before = ModuleState(twin)
+            run = _Run(twin, given, names)
+            outputs = run.outputs()
+            if before.has_changed():
+                return None
+        return run.program(outputs, tensors)
+    except Exception:  # the forward is the user's, and torch's private parts change: the exporter names the fault
+        return None
+
+
+_CONSTANTS: Final = (bool, int, float, str, type(None))
+
+
+def _argument_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """The parameter of `forward` of each argument.
+
+    Raises:
+        _NotRecordableError: an argument is nested, named, or goes into `*args`.
+    """
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
+    plain = all(type(arg) is torch.Tensor or type(arg) in _CONSTANTS for arg in args)
+    if kwargs or not plain or len(args) > len(parameters):
+        raise _NotRecordableError
+    return [parameter.name for parameter in parameters[: len(args)]]
+
+
+def _ordinary_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name.
+
+    Raises:
+        _NotRecordableError: a module has two names or is compiled, or a tensor is of a class of its own.
+    """
+    modules = list(model.modules())
+    again = sum(1 for _ in cast("Any", model).named_modules(remove_duplicate=False))
+    if again != len(modules) or any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+        raise _NotRecordableError
+    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    kinds = (torch.Tensor, nn.Parameter, nn.Buffer)
+    if any(type(tensor) not in kinds or tensor.layout != torch.strided for tensor in found.values()):
+        raise _NotRecordableError
+    return found
+
+
+class _Run:
+    """Records one run of a model.
+
+    Args:
+        model: a copy in evaluation mode.
+        args: copies of its arguments.
+        names: the arguments' names.
+    """
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], names: Sequence[str]) -> None:
+        self._model, self._args = model, args
+        self._graph = fx.Graph()
+        self._nodes: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
+        self._calls = SimpleCalls()
+        self._path = [""]
+        self._kept: list[InputSpec] = []
+        self.refused = False
+        buffers = dict(model.named_buffers())
+        for kind, held in ((InputKind.PARAMETER, dict(model.named_parameters())), (InputKind.BUFFER, buffers)):
+            for name, tensor in held.items():
+                node = self._placeholder(f"{kind.name[0].lower()}_{name.replace('.', '_')}", tensor)
+                self._kept.append(InputSpec(kind, TensorArgument(node.name), name, persistent=True))
+        for name, arg in zip(names, args, strict=True):
+            spec = TensorArgument(name) if isinstance(arg, torch.Tensor) else ConstantArgument(name, arg)
+            node = self._placeholder(name, arg)
+            node.name = name
+            self._kept.append(InputSpec(InputKind.USER_INPUT, spec, None))
+
+    def _placeholder(self, name: str, value: Any) -> fx.Node:
+        node = self._graph.placeholder(name)
+        node.meta["val"] = value
+        if isinstance(value, torch.Tensor):
+            self._nodes[id(value)] = (weakref.ref(value), node)
+        return node
+
+    def outputs(self) -> Any:
+        """Run the model, and return what it returns.
+
+        Raises:
+            _NotRecordableError: the run does what a record would not show.
+        """
+        hooks = [hook for name, module in named_modules(self._model) for hook in self._marks(name, module)]
+        device = next((arg.device for arg in self._args if isinstance(arg, torch.Tensor)), torch.device("cpu"))
+        try:
+            with convolutions("as_torch", device), _ReadValues(self), enable_python_dispatcher(), _Calls(self):
+                return self._model(*self._args)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _marks(self, name: str, module: nn.Module) -> tuple[Any, Any]:
+        """Hooks that keep the path of the module that runs."""
+
+        def enter(*_: Any) -> None:
+            self._path.append(name)
+
+        def leave(*_: Any) -> None:
+            self._path.pop()
+
+        return module.register_forward_pre_hook(enter, prepend=True), module.register_forward_hook(leave)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call and record it."""
+        node = self._graph.call_function(
+            func, tuple(map(self._used, args)), {name: self._used(arg) for name, arg in kwargs.items()}
+        )
+        plain = not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        if self.refused or not plain or torch.is_autocast_enabled("cuda") or not self._calls.accepts(node):
+            self.refuse()
+        made = func(*args, **kwargs)
+        if type(made) is not torch.Tensor:
+            self.refuse()
+        node.meta["val"] = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
+        node.meta["nn_module_stack"] = {self._path[-1]: (self._path[-1], "")}
+        self._nodes[id(made)] = (weakref.ref(made), node)
+        return made
+
+    def _used(self, value: Any) -> Any:
+        """The nodes of a call's operands."""
+        if isinstance(value, torch.Tensor):
+            return self._node(value)
+        if isinstance(value, (tuple, list)):
+            return [self._used(item) for item in cast("Sequence[Any]", value)]
+        return value
+
+    def _node(self, tensor: torch.Tensor) -> fx.Node:
+        kept, node = self._nodes.get(id(tensor), (None, None))
+        if kept is None or node is None or kept() is not tensor:
+            self.refuse()
+        return cast("fx.Node", node)
+
+    def refuse(self) -> None:
+        """Give up, also where the model catches the error."""
+        self.refused = True
+        raise _NotRecordableError
+
+    def program(self, outputs: Any, state: dict[str, torch.Tensor]) -> RecordedProgram:
+        """The program of the recorded calls, on the original's parameters and buffers."""
+        leaves, out_spec = pytree.tree_flatten(outputs)
+        if self.refused or any(type(leaf) is not torch.Tensor and type(leaf) not in _CONSTANTS for leaf in leaves):
+            raise _NotRecordableError
+        returned = [self._node(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._graph.output(tuple(returned))
+        rewrite_calls(self._graph)
+        specs = tuple(
+            OutputSpec(
+                OutputKind.USER_OUTPUT,
+                TensorArgument(leaf.name) if isinstance(leaf, fx.Node) else ConstantArgument("", leaf),
+                None,
+            )
+            for leaf in returned
+        )
+        in_spec = pytree.tree_flatten((self._args, dict[str, Any]()))[1]
+        return RecordedProgram(
+            self._graph, RecordedSignature(tuple(self._kept), specs), state, RecordedNesting(in_spec, out_spec)
+        )
+
+
+class _Calls(SchemaCheckMode):
+    """Sees each call before PyTorch splits composite operators, as the exporter does.
+
+    The exporter's own modes are the only others that PyTorch lets see them; this one is for runs on real tensors.
+    """
+
+    def __init__(self, run: _Run) -> None:
+        super().__init__()
+        self._dispatch_key = torch._C.DispatchKey.PreDispatch
+        self._run = run
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record a call."""
+        del types
+        with cast("Any", torch._C)._DisablePythonDispatcher():
+            return self._run.call(func, args, kwargs or {})
+
+
+_METADATA: Final = frozenset(
+    {
+        "__len__",
+        "dim",
+        "element_size",
+        "get_device",
+        "is_complex",
+        "is_contiguous",
+        "is_floating_point",
+        "nelement",
+        "ndimension",
+        "numel",
+        "size",
+        "stride",
+    }
+)
+"""Methods that tell what is known without a tensor's values."""  # fmt: skip
+
+_PROPERTIES: Final = frozenset(
+    {
+        "device",
+        "dtype",
+        "is_cpu",
+        "is_cuda",
+        "is_leaf",
+        "is_quantized",
+        "is_sparse",
+        "layout",
+        "ndim",
+        "requires_grad",
+        "shape",
+    }
+)
+
+
+class _ReadValues(TorchFunctionMode):
+    """Refuses a run in which Python reads values out of a tensor, or writes a tensor's attributes: no operator shows that."""
+
+    def __init__(self, run: _Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        del types
+        named: dict[str, Any] = kwargs or {}
+        made = func(*args, **named)
+        if not isinstance(made, torch.Tensor) and any(
+            isinstance(arg, torch.Tensor) for arg in (*args, *named.values())
+        ):
+            name = getattr(func, "__name__", "")
+            known = (
+                getattr(getattr(func, "__self__", None), "__name__", "") in _PROPERTIES
+                if name == "__get__"
+                else name in _METADATA
+            )
+            if not known:
+                self._run.refuse()
+        return made

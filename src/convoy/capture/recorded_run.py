@@ -22,10 +22,10 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from convoy.capture.attribute_snapshot import AttributeSnapshot
 from convoy.capture.copies import copied_arguments, separate_copy
 from convoy.capture.export import tracing
 from convoy.capture.functionalize import SimpleCalls, rewrite_calls
-from convoy.capture.module_state import ModuleState
 from convoy.engines.torch_flags import convolutions
 from convoy.typed_torch import named_modules
 
@@ -83,7 +83,7 @@ def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         twin = separate_copy(model)
         given = copied_arguments(args, {})[0]
         with tracing(twin), torch.no_grad():
-            before = ModuleState(twin)
+            before = AttributeSnapshot(twin)
             run = _Run(twin, given, names)
             outputs = run.outputs()
             if before.has_changed():

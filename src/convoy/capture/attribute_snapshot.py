@@ -1,4 +1,4 @@
-"""ModuleState: what a module's attributes hold, to find out whether a run of it changed any."""
+"""AttributeSnapshot: what a module's attributes hold, to find out whether a run of it changed any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN: Final = (bool, int, float, str, type(None))
 _CONTAINERS: Final = cast("tuple[type[Any], ...]", (list, dict, set, tuple))
 
 
-class ModuleState:
+class AttributeSnapshot:
     """The numbers, strings and tensors in a module's attributes, containers included, as they are now.
 
     Args:

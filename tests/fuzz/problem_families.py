@@ -15,6 +15,8 @@ from functools import lru_cache
 import numpy as np
 
 from convoy.engines.base import Engine
+from convoy.engines.hopper.chains.bottleneck_problem import subgraph_of
+from convoy.engines.hopper.chains.bottleneck_tile_config import Bottleneck
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem
@@ -326,49 +328,13 @@ def _parallel(draw: random.Random) -> Problem:
     )
 
 
-def bottleneck(
-    n: int, channels: tuple[int, int, int], h: int, w: int, behind: Sequence[str], dtype: str = "fp16",
-    *, residual: str = "x", biased: bool = True,
-) -> SubgraphProblem:  # fmt: skip
-    """1x1, 3x3 and 1x1 convolutions; then a residual (`x`, `other` or `none`).
-
-    Args:
-        n: images.
-        channels: of x, between the convolutions, and of the result.
-        h: height.
-        w: width.
-        behind: the activation behind each convolution, the last one behind the residual; empty where there is none.
-        dtype: of all values.
-        residual: what is added; `x` where the channels are equal.
-        biased: whether the convolutions have biases.
-    """
-    c, mid, k = channels
-    lines = ["graph 1", f"input %v0: {dtype}[{n},{c},{h},{w}]"]
-    lines += [f"input %v1: {dtype}[{n},{k},{h},{w}]"] if residual == "other" else []
-    shapes = ((mid, c, 1), (mid, mid, 3), (k, mid, 1))
-    for i, (filters, summed, side) in enumerate(shapes):
-        lines.append(f"constant %w{i}: {dtype}[{filters},{summed},{side},{side}]")
-        lines += [f"constant %b{i}: {dtype}[{filters}]"] if biased else []
-    value = "%v0"
-    for i, (filters, _, side) in enumerate(shapes):
-        image, pad, bias = f"{dtype}[{n},{filters},{h},{w}]", side // 2, f"%b{i}" if biased else "None"
-        lines.append(f"%y{i}: {image} = conv2d({value}, %w{i}, {bias}, (1, 1), ({pad}, {pad}), (1, 1), 1)")
-        value = f"%y{i}"
-        if i == 2 and residual != "none":
-            lines.append(f"%s: {image} = aten.add.Tensor({value}, {'%v0' if residual == 'x' else '%v1'})")
-            value = "%s"
-        if behind[i]:
-            lines.append(f"%a{i}: {image} = aten.{behind[i]}.default({value})")
-            value = f"%a{i}"
-    return SubgraphProblem("\n".join([*lines, f"return {value}"]) + "\n", "nhwc")
-
-
 def _bottlenecks(draw: random.Random) -> Problem:
     c, mid, k = (64 * draw.choice((1, 1, 1, 2, 3)) for _ in range(3))
     residual = draw.choice(("x", "other", "none") if c == k else ("other", "none"))
-    behind = [draw.choice(("relu", "relu", "silu", "")) for _ in range(3)]
-    sizes = draw.randint(1, 3), (c, mid, k), draw.randint(1, 12), draw.randint(1, 16)
-    return bottleneck(*sizes, behind, draw.choice(("fp16", "bf16")), residual=residual, biased=draw.random() < 0.8)
+    first, second, last = (draw.choice(("relu", "relu", "silu", "none")) for _ in range(3))
+    sizes = draw.randint(1, 3), draw.randint(1, 12), draw.randint(1, 16), c, mid, k
+    block = Bottleneck(*sizes, draw.choice(("fp16", "bf16")), (first, second, last), residual)
+    return subgraph_of(block, biased=draw.random() < 0.8)
 
 
 def _concatenations(draw: random.Random) -> Problem:

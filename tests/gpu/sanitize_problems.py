@@ -13,9 +13,11 @@ from itertools import islice, product, takewhile
 import numpy as np
 
 from convoy.engines.base import Engine, Knobs
+from convoy.engines.hopper.chains.bottleneck_problem import subgraph_of
+from convoy.engines.hopper.chains.bottleneck_tile_config import Bottleneck
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem, WeightMask
 from convoy.target import Target
-from tests.fuzz.problem_families import bottleneck, merge, own_problems, shape_of
+from tests.fuzz.problem_families import merge, own_problems, shape_of
 from tests.unit.engines import norm_cases, pool_backward_cases
 
 FULL = Epilogue(bias=True, residual=True, activation="relu")
@@ -63,10 +65,9 @@ MERGES = [
 ]
 RELU = ("relu", "relu", "relu")
 BOTTLENECKS = [
-    # n, channels of x, inside and of the result, h w, activations, dtype
-    (1, (256, 64, 256), 7, 56, RELU, "fp16"),
-    (2, (64, 128, 64), 9, 28, RELU, "bf16"),
-    (1, (128, 64, 128), 5, 9, ("silu", "", "relu"), "fp16"),
+    Bottleneck(1, 7, 56, 256, 64, 256, "fp16", RELU, "x"),
+    Bottleneck(2, 9, 28, 64, 128, 64, "bf16", RELU, "x"),
+    Bottleneck(1, 5, 9, 128, 64, 128, "fp16", ("silu", "none", "relu"), "x"),
 ]
 KINDS = [("fp16", "half"), ("fp32", "as_torch"), ("bf16", "half"), ("fp32", "strict")]
 
@@ -189,7 +190,8 @@ def pieces(name: str) -> Iterator[Problem]:
     elif name == "triton.merged":
         yield from (merge(*case) for case in MERGES)
     elif name == "cuda.bottleneck":
-        yield from (bottleneck(*case, residual=residual) for case in BOTTLENECKS for residual in ("x", "other", "none"))
+        for block, residual in product(BOTTLENECKS, ("x", "other", "none")):
+            yield subgraph_of(replace(block, residual=residual))
     elif name == "triton.pool_backward":
         for case, (dtype, indices) in product(pool_backward_cases.CASES, (("", "i64"), ("bf16", "i16"))):
             yield pool_backward_cases.piece(case, dtype, indices)

@@ -14,6 +14,7 @@ from convoy.problem import ConvProblem, SubgraphProblem
 from convoy.regions.block import LAYOUT, block_regions
 from convoy.regions.conv import conv_region
 from convoy.regions.epilogue import chains
+from convoy.regions.region import Region
 
 _TAKES: Final = (
     "computes 1x1, 3x3 and 1x1 convolutions of stride 1 that follow each other, fp16 or bf16 with constant weights"
@@ -59,40 +60,66 @@ def bottleneck_of(text: str) -> BottleneckProblem | str:
 
 
 def _read(graph: Graph) -> BottleneckProblem:
-    layers = [node for node in graph.nodes if node.op == "conv2d"]
-    regions = [conv_region(graph, chains(graph, node)[-1], (LAYOUT,), "half") for node in layers]
+    regions = _regions(graph)
     first, second, last = (problem for region in regions for problem in region.problems)
     assert isinstance(first, ConvProblem)
     assert isinstance(second, ConvProblem)
     assert isinstance(last, ConvProblem)
     names = [constant.name for constant in graph.constants()]
-    weights = tuple(names.index(region.constants[0]) for region in regions)
-    biases = tuple(names.index(region.constants[1]) if len(region.constants) > 1 else -1 for region in regions)
+    weights = [names.index(region.constants[0]) for region in regions]
+    biases = [names.index(region.constants[1]) if len(region.constants) > 1 else -1 for region in regions]
     x, added = regions[0].args[0], regions[-1].args[1:]
     residual = "none" if not added else "x" if added[0] == x else "other"
     words = (first.epilogue.activation, second.epilogue.activation, last.epilogue.activation)
     block = Bottleneck(first.n, first.h, first.w, first.c, first.k, last.k, first.x_dtype, words, residual)
     inputs = list(graph.inputs)
-    assert len(weights) == len(biases) == 3
     return BottleneckProblem(
         block, (weights[0], weights[1], weights[2]), (biases[0], biases[1], biases[2]), inputs.index(x),
         inputs.index(added[0] if added else x),
     )  # fmt: skip
 
 
+def _regions(graph: Graph) -> list[Region]:
+    layers = [node for node in graph.nodes if node.op == "conv2d"]
+    return [conv_region(graph, chains(graph, node)[-1], (LAYOUT,), "half") for node in layers]
+
+
+def layers_of(text: str) -> tuple[ConvProblem, ...]:
+    """The three convolutions of a bottleneck's text, each with its epilogue."""
+    return tuple(
+        problem
+        for region in _regions(parse_subgraph(text))
+        for problem in region.problems
+        if isinstance(problem, ConvProblem)
+    )
+
+
+def subgraph_of(block: Bottleneck, *, biased: bool = True) -> SubgraphProblem:
+    """The subgraph that a bottleneck computes; inverse of `bottleneck_of`, with biases or without."""
+    side, dtype = f"{block.h},{block.w}]", block.dtype
+    lines = ["graph 1", f"input %v0: {dtype}[{block.n},{block.c},{side}"]
+    lines += [f"input %v1: {dtype}[{block.n},{block.k},{side}"] if block.residual == "other" else []
+    shapes = ((block.mid, block.c, 1), (block.mid, block.mid, 3), (block.k, block.mid, 1))
+    for i, (filters, summed, taps) in enumerate(shapes):
+        lines.append(f"constant %w{i}: {dtype}[{filters},{summed},{taps},{taps}]")
+        lines += [f"constant %b{i}: {dtype}[{filters}]"] if biased else []
+    value = "%v0"
+    for i, (filters, _, taps) in enumerate(shapes):
+        image, pad, bias = f"{dtype}[{block.n},{filters},{side}", taps // 2, f"%b{i}" if biased else "None"
+        lines.append(f"%y{i}: {image} = conv2d({value}, %w{i}, {bias}, (1, 1), ({pad}, {pad}), (1, 1), 1)")
+        value = f"%y{i}"
+        if i == 2 and block.residual != "none":
+            lines.append(f"%s: {image} = aten.add.Tensor({value}, {'%v0' if block.residual == 'x' else '%v1'})")
+            value = "%s"
+        if block.activations[i] != "none":
+            lines.append(f"%a{i}: {image} = aten.{block.activations[i]}.default({value})")
+            value = f"%a{i}"
+    weights = sum(filters * summed * taps * taps for filters, summed, taps in shapes)
+    assert weights * 2 == block.weight_bytes
+    text = "\n".join([*lines, f"return {value}"]) + "\n"
+    return SubgraphProblem(text, LAYOUT, bytes_min=block.bytes_min, label="bottleneck")
+
+
 def sample() -> SubgraphProblem:
     """ResNet-50's second block at batch 1."""
-    side, wide, inner = "[1,{},56,56]", 256, 64
-    big, small = side.format(wide), side.format(inner)
-    text = (
-        f"graph 1\ninput %x: fp16{big}\nconstant %w0: fp16[{inner},{wide},1,1]\nconstant %b0: fp16[{inner}]\n"
-        f"constant %w1: fp16[{inner},{inner},3,3]\nconstant %b1: fp16[{inner}]\n"
-        f"constant %w2: fp16[{wide},{inner},1,1]\nconstant %b2: fp16[{wide}]\n"
-        f"%y0: fp16{small} = conv2d(%x, %w0, %b0, (1, 1), (0, 0), (1, 1), 1)\n"
-        f"%a0: fp16{small} = aten.relu.default(%y0)\n"
-        f"%y1: fp16{small} = conv2d(%a0, %w1, %b1, (1, 1), (1, 1), (1, 1), 1)\n"
-        f"%a1: fp16{small} = aten.relu.default(%y1)\n"
-        f"%y2: fp16{big} = conv2d(%a1, %w2, %b2, (1, 1), (0, 0), (1, 1), 1)\n"
-        f"%s: fp16{big} = aten.add.Tensor(%y2, %x)\n%a2: fp16{big} = aten.relu.default(%s)\nreturn %a2\n"
-    )
-    return SubgraphProblem(text, LAYOUT, label="bottleneck")
+    return subgraph_of(Bottleneck(1, 56, 56, 256, 64, 256, "fp16", ("relu", "relu", "relu"), "x"))

@@ -8,7 +8,7 @@ import torch
 from convoy.engines.competition import competing_engines
 from convoy.engines.hopper.chains.bottleneck import ENGINE
 from convoy.engines.hopper.chains.bottleneck_cost import estimate_us, tiles
-from convoy.engines.hopper.chains.bottleneck_problem import bottleneck_of, sample
+from convoy.engines.hopper.chains.bottleneck_problem import bottleneck_of, layers_of, sample, subgraph_of
 from convoy.engines.hopper.chains.bottleneck_tile_config import SHARED_BYTES, Bottleneck, BottleneckTile, chunks_of
 from convoy.engines.hopper.chains.bottleneck_weights import pack_weights
 from convoy.engines.manifest import entry
@@ -35,6 +35,19 @@ def test_a_bottleneck_is_read_from_its_text() -> None:
     assert not isinstance(found, str)
     assert found.block == replace(STAGE_1, n=1)
     assert (found.weights, found.biases, found.x, found.residual) == ((0, 2, 4), (1, 3, 5), 0, 0)
+
+
+@pytest.mark.parametrize("residual", ["x", "other", "none"])
+def test_a_bottlenecks_text_is_read_back(residual) -> None:
+    block = replace(STAGE_1, residual=residual, activations=("relu", "silu", "none"), dtype="bf16")
+    found = bottleneck_of(subgraph_of(block, biased=False).text)
+    assert not isinstance(found, str)
+    assert found.block == block
+    assert found.biases == (-1, -1, -1)
+    assert found.residual == (1 if residual == "other" else 0)
+    layers = layers_of(subgraph_of(block).text)
+    assert [layer.epilogue.residual for layer in layers] == [False, False, residual != "none"]
+    assert sum(layer.flops for layer in layers) == block.flops
 
 
 def test_it_competes_only_where_it_is_named() -> None:

@@ -5,6 +5,7 @@ The rates are those of the single-layer kernels of the same device (`igemm_swap_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -87,7 +88,8 @@ def estimate_us(block: Bottleneck, tile: BottleneckTile, units: int) -> float:
     rounds = -(-tile.rounds(block) // at_once)
     begin = 0.0 if tile.weight_stages else block.weight_bytes / tile.cluster / _LOAD_BYTES_NS_PER_SM
     busy = rounds * (first_pass(block, tile).ns + tile.passes * whole_pass(block, tile).ns) + begin
-    return (max(busy, block.bytes_min / _MEMORY_BYTES_NS) + _START_NS) / 1000
+    # Both add to the time where they are of about the same size
+    return (math.hypot(busy**2, (block.bytes_min / _MEMORY_BYTES_NS) ** 2) ** 0.5 + _START_NS) / 1000
 
 
 @lru_cache(maxsize=256)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,31 +82,41 @@ def module_calls(
 
 
 def depends_on_data(calls: dict[str, ModuleCalls], isolated: IsolatedCopy) -> set[str]:
-    """Names of modules that a second call of the model, with other values of the same shapes, calls otherwise.
+    """Names of modules that calls of the model with other values of the same shapes call otherwise.
 
-    The head of a detector is one: the number of regions that it is given depends on the image. The values are those of the
-    arguments, each row reversed. A model that refuses them is taken for one whose calls do not depend on data.
+    The second head of a detector is one: the number of regions that it is given depends on the image. The other values are those
+    of the arguments with each row reversed, and half of them. A model that refuses them is taken for one whose calls do not
+    depend on data.
 
     Args:
         calls: the calls of the first call (`module_calls`).
-        isolated: a copy of the model; the second call runs it.
+        isolated: a copy of the model, which is run.
     """
-
-    def reversed_rows(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.flip(-1) if tensor.is_floating_point() and tensor.dim() else tensor
-
-    args, kwargs = isolated.arguments()
-    try:
-        others = module_calls(
-            isolated.model, map_tensors(reversed_rows, args), map_tensors(reversed_rows, kwargs), calls
-        )
-    except Exception:  # the user's forward may refuse these values in any way
-        return set()
+    changed = [_with_other_values(isolated, change, calls) for change in (_reversed_rows, _halved)]
     return {
         name
+        for others in changed
         for name, found in calls.items()
         if name in others and others[name].examples.keys() != found.examples.keys()
     }
+
+
+def _with_other_values(
+    isolated: IsolatedCopy, change: Callable[[torch.Tensor], torch.Tensor], paths: Iterable[str]
+) -> dict[str, ModuleCalls]:
+    args, kwargs = isolated.arguments()
+    try:
+        return module_calls(isolated.model, map_tensors(change, args), map_tensors(change, kwargs), paths)
+    except Exception:  # the user's forward may refuse these values in any way
+        return {}
+
+
+def _reversed_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flip(-1) if tensor.is_floating_point() and tensor.dim() else tensor
+
+
+def _halved(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor / 2 if tensor.is_floating_point() else tensor
 
 
 def _detached(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:

@@ -171,6 +171,7 @@ def interleave(
     rounds: int = ROUNDS,
     least_s: float = LEAST_ROUND_S,
     most_s: float = math.inf,
+    warm: bool = False,
 ) -> dict[str, Latency]:
     """Time several programs in turn (A B C A B C ...), each round long enough for the clock.
 
@@ -180,14 +181,17 @@ def interleave(
         rounds: timed rounds, on a GPU after one that is dropped if rounds are short.
         least_s: least duration of a round. Work of the host before the first launch counts once per round.
         most_s: time after which no further round begins, if there are `LEAST_ROUNDS`.
+        warm: every program has run before, so that the first run counts as a round where no program is short.
     """
     begin = time.perf_counter()
-    once = {name: _once_s(run, least_s, cuda=cuda) for name, run in runs.items()}
+    once = {name: _once_s(run, least_s, cuda=cuda, warm=warm) for name, run in runs.items()}
     repeats = {name: max(1, round(least_s / took)) for name, took in once.items()}
     short = {name for name, took in once.items() if took * repeats[name] < SETTLED_S}
     samples: dict[str, list[float]] = {name: [] for name in runs}
-    warm = not short or not cuda  # on a CPU an untimed call precedes each short round anyway
-    for index in range(1 if warm else 0, rounds + 1):
+    first = 0 if short and cuda else 1  # on a CPU an untimed call precedes each short round anyway
+    if warm and not short:
+        samples, first = {name: [took * 1e3] for name, took in once.items()}, 2
+    for index in range(first, rounds + 1):
         if index > LEAST_ROUNDS and time.perf_counter() - begin > most_s:
             break
         for name, run in runs.items():
@@ -282,9 +286,10 @@ def _round(run: Callable[[], object], repeats: int, *, cuda: bool) -> float:
     return time.perf_counter() - start
 
 
-def _once_s(run: Callable[[], object], least_s: float, *, cuda: bool) -> float:
-    """Seconds of one run, after runs that warm up."""
-    run()
+def _once_s(run: Callable[[], object], least_s: float, *, cuda: bool, warm: bool) -> float:
+    """Seconds of one run, after runs that warm up if it is not warm."""
+    if not warm:
+        run()
     once = max(_round(run, 1, cuda=cuda), 1e-6)
     if once < least_s:  # the second run of a short program is not yet typical
         once = max(_round(run, 1, cuda=cuda), 1e-6)

@@ -56,6 +56,9 @@ class EndToEndCheck(ABC):
     cuda: bool
     """Whether both run on a GPU."""
 
+    warm: bool = False
+    """Whether both have run, as they will be timed, when they are made."""
+
     @abstractmethod
     def stock(self) -> ComparedRun:
         """PyTorch's own run."""
@@ -77,7 +80,7 @@ class EndToEndCheck(ABC):
                     theirs, mine = self.stock(), self.ours(program)
                 with phase("check", "time"):
                     runs = {side.name: side.run for side in (theirs, mine)}
-                    timed = interleave(runs, cuda=self.cuda, rounds=limits.rounds, most_s=limits.most_s)
+                    timed = interleave(runs, cuda=self.cuda, rounds=limits.rounds, most_s=limits.most_s, warm=self.warm)
         except Exception as error:  # everything: out of memory has several types; any other error is raised again
             if not (self.cuda and is_out_of_memory(error)):
                 raise

@@ -44,6 +44,7 @@ class NetCheck(EndToEndCheck):
 
     def __init__(self, net: Net, isolated: IsolatedCopy, effort: Effort = Effort.QUICK) -> None:
         self.cuda = net.target.device == "cuda"
+        self.warm = not self.cuda and effort is Effort.NONE  # the oracle runs the stock module, and `ours` the program
         self._model, self._args, self._kwargs = isolated.model, isolated.args, isolated.kwargs
         flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
         flops *= FIRST_SAMPLE if effort is Effort.NONE else 1

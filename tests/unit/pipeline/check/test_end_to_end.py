@@ -64,6 +64,10 @@ def test_programs_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     found = interleave({"a": program("a", 0.5), "b": program("b", 0.25)}, cuda=False, rounds=5)
     assert found == {"a": Latency("a", 500.0, 0.0), "b": Latency("b", 250.0, 0.0)}
     assert order[-8:] == ["a", "b"] * 4  # before the first timed round, each runs once more untimed
+    order.clear()
+    found = interleave({"a": program("a", 0.5), "b": program("b", 0.25)}, cuda=False, rounds=3, warm=True)
+    assert found == {"a": Latency("a", 500.0, 0.0), "b": Latency("b", 250.0, 0.0)}
+    assert order == ["a", "b"] * 3  # each has run before: the first run counts
 
 
 def test_a_short_program_is_repeated_until_the_clock_can_see_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import convoy
+from convoy import plan as plans
 from convoy.dynamic.dynamic_module import DynamicModule
 from tests.unit.dynamic.fake_programs import Net, images
 from tests.unit.pipeline.untimed import plans_kept
@@ -71,3 +75,48 @@ def test_a_pickle_binds_the_plans_again_in_shared_memory_with_their_times(fast: 
         again(images(3))
     again.refresh()
     check(again, images(3))
+
+
+def test_one_file_holds_all_plans_with_their_times(fast: DynamicModule, tmp_path: Path) -> None:
+    path = tmp_path / "net.plans.json"
+    assert fast.save(path) == [path]
+    again = convoy.load(fast.model, path, (images(3),), settings=convoy.Settings(db=tmp_path / "none.db"))
+    assert isinstance(again, DynamicModule)
+    assert not (tmp_path / "none.db").exists()
+    assert again.plans == fast.plans
+    assert again.size_programs.times_ms == fast.size_programs.times_ms
+    check(again, images(3))
+    with pytest.raises(convoy.InputError, match="outside of 1 to 4"):
+        convoy.load(fast.model, path, (images(5),))
+    with pytest.raises(convoy.PlanError, match="several sizes"):
+        plans.load(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda data: data["ranges"][0].update(least=0), "plan.ranges[0]"),
+        (lambda data: data["ranges"][0].update(places=[[0, 0], [0, 1]]), "plan.ranges[0].places"),
+        (lambda data: data["ranges"][0].update(places=[[True, 0]]), "plan.ranges[0].places"),
+        (lambda data: data["ranges"][0].update(places=[[7, 0]]), "args"),
+        (lambda data: data["programs"][0].update(sizes=[9]), "plan.programs[0].sizes"),
+        (lambda data: data["programs"][0].update(sizes=[]), "plan.programs[0].sizes"),
+        (lambda data: data["programs"][0].update(sizes=[3]), "plan.inputs"),
+        (lambda data: data["programs"][0].update(time_ms=-1), "plan.programs[0].time_ms"),
+        (lambda data: data["programs"][0]["plan"].update(version=9), "plan.version"),
+        (lambda data: data.update(programs=[]), "plan.programs"),
+        (lambda data: data.update(ranges=[]), "plan.programs[0].sizes"),
+        (lambda data: data.update(extra=1), "plan.extra"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_its_field(
+    fast: DynamicModule, tmp_path: Path, damage: Callable[[Any], None], named: str
+) -> None:
+    path = tmp_path / "net.plans.json"
+    fast.save(path)
+    data = json.loads(path.read_text())
+    damage(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(convoy.InputError) as caught:
+        convoy.load(fast.model, path, (images(2),))
+    assert caught.value.argument == named

@@ -9,42 +9,11 @@ from typing import Any
 import torch
 
 from convoy.dynamic.layouts import laid_out_as
+from convoy.plan import SizeRange
 from convoy.program.calls import map_tensors
-
-Place = tuple[int, int]
-"""A dimension of an input: the tensor's number in the example's order, and the dimension."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments, in the example's form."""
-
-
-@dataclass(frozen=True, slots=True)
-class SizeRange:
-    """Sizes that may be given for one or several dimensions, which always have the same size.
-
-    Attributes:
-        name: how it is shown, such as `dynamic[0]`.
-        least: smallest size.
-        most: largest size.
-        example: size in the example.
-        places: the dimensions. Of a batch, each is dimension 0.
-    """
-
-    name: str
-    least: int
-    most: int
-    example: int
-    places: tuple[Place, ...]
-
-    @property
-    def dim(self) -> int:
-        """The dimension, of the first input that has it."""
-        return self.places[0][1]
-
-    @property
-    def is_batch(self) -> bool:
-        """Whether it is the number of images."""
-        return self.places[0][1] == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -13,7 +14,7 @@ from convoy.dynamic.dims import Call, DynamicDims
 from convoy.dynamic.layouts import empty_joined
 from convoy.dynamic.size_programs import BatchPart, Route, SizePrograms, Sizes
 from convoy.dynamic.timing import call_ms
-from convoy.plan.plan import Plan
+from convoy.plan import Plan, save_plans
 from convoy.program import OptimizedModule, Program, calls
 from convoy.program.call_forms import checked_arguments
 from convoy.program.cuda_graph import CudaGraphProgram
@@ -170,6 +171,11 @@ class DynamicModule(OptimizedModule):
         if args is None and not kwargs:
             self.take_time(*self.size_programs.example.zeros())
         return plan
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write all plans with the ranges and times as one file, which `convoy.load` reads."""
+        save_plans(self.size_programs.with_plans(self.program_cache), path)
+        return [Path(path)]
 
     def memory_of_programs(self) -> SharedMemory | None:
         """That of all its programs."""

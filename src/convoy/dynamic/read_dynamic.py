@@ -8,8 +8,9 @@ from typing import Any, Final, cast
 
 import torch
 
-from convoy.dynamic.dims import DynamicDims, Place, SizeRange
+from convoy.dynamic.dims import DynamicDims
 from convoy.errors import InputError
+from convoy.plan import SizeRange
 from convoy.program.calls import tensors_of
 
 MOST_SIZE: Final = 65_536
@@ -136,7 +137,7 @@ def _by_dim(entry: Any, shape: tuple[int, ...]) -> Iterator[tuple[int, Any]]:
             yield dim, value
 
 
-def _size_range(name: str, given: Any, size: int, places: tuple[Place, ...]) -> SizeRange:
+def _size_range(name: str, given: Any, size: int, places: tuple[tuple[int, int], ...]) -> SizeRange:
     ends: Any = (getattr(given, "min", None), getattr(given, "max", None))
     if isinstance(given, _SEQUENCES):
         ends = tuple(given)

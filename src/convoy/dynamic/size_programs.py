@@ -11,8 +11,10 @@ from typing import Any, Final, cast
 from convoy.dynamic.cover import Cover, buckets, cheapest_cover
 from convoy.dynamic.dims import DynamicDims
 from convoy.errors import InputError
+from convoy.plan import PlansForSizes, SizedPlan
 from convoy.program import calls
 from convoy.program.call_forms import Arrangement
+from convoy.program.program_cache import ProgramCache
 from convoy.program.shared_memory import SharedMemory
 
 Sizes = tuple[int, ...]
@@ -143,6 +145,16 @@ class SizePrograms:
         if dims.batch is None or 0 in given or self.not_split:
             return [tuple(found)]
         return [(images, *rest) for images in buckets(dims.batch.least, dims.batch.most, dims.batch.example)]
+
+    def with_plans(self, cache: ProgramCache) -> PlansForSizes:
+        """All of it as data, with the programs' plans."""
+        programs: list[SizedPlan] = []
+        for cached in cache.tuned.values():
+            tensors = list(calls.tensors_of((cached.example.args, cached.example.kwargs)))
+            sizes = self.dims.sizes_of(tensors)
+            if sizes is not None and sizes in self.times_ms:
+                programs.append(SizedPlan(sizes, self.times_ms[sizes], cached.program.plan))
+        return PlansForSizes(self.dims.ranges, self.not_split, tuple(programs))
 
     def why_no_program(self, sizes: Sizes) -> str:
         """Why the stock module computes a call within the ranges, and what to do."""

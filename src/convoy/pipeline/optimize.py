@@ -15,10 +15,11 @@ from convoy import plan as plans
 from convoy.capture.user_hooks import user_hook
 from convoy.deadline import Deadline
 from convoy.dynamic.dims import Call
+from convoy.dynamic.load_sizes import load_sizes
 from convoy.dynamic.read_dynamic import read_dynamic
 from convoy.dynamic.tune_sizes import tune_sizes
 from convoy.engines.competition import competing_engines
-from convoy.errors import CaptureError, PlanError
+from convoy.errors import CaptureError, InputError, PlanError
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.improve import improved
@@ -237,7 +238,8 @@ def load(
 
     Args:
         model: the model that the plan was made for.
-        path: the plan's file. With several shapes, one file each; the first is for `args`.
+        path: the plan's file. With several shapes, one file each; the first is for `args`. Plans that a module for ranges of
+            sizes has saved are one file; `args` may have any sizes within the ranges.
         args: inputs of the plan's shapes, as a tuple.
         kwargs: inputs by the names of the parameters of the model's `forward`.
         settings: `engines`, `static_outputs` and `db` are used.
@@ -248,8 +250,13 @@ def load(
     stock, options = checked_model(model), checked_settings(settings)
     given, named = checked_arguments(stock, args, kwargs)
     paths = [path] if isinstance(path, (str, Path)) else list(path)
-    first = plans.load(Path(paths[0]))
+    first = plans.load_plans(Path(paths[0]))
     with preserve_global_state():
+        if isinstance(first, plans.PlansForSizes):
+            if len(paths) > 1:
+                raise InputError("path", [str(one) for one in paths], "one file of plans for several sizes, alone")
+            tuner = ModelTuner(first.programs[0].plan.model, options)
+            return load_sizes(stock, first, (given, named), tuner, options.check)
         program = _program_for(first, stock, given, named, options)
         module = OptimizedModule(stock, program, given, named, ModelTuner(first.model, options), options.check)
         for further in paths[1:]:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from convoy.plan.describe import compare, explain
 from convoy.plan.file import from_dict, load, save, to_dict
 from convoy.plan.plan import PLAN_VERSION, Plan, Step, StepCandidate
+from convoy.plan.sizes_file import PlansForSizes, SizedPlan, SizeRange, load_plans, save_plans
 
 __all__ = [
     "PLAN_VERSION",
     "Plan",
+    "PlansForSizes",
+    "SizeRange",
+    "SizedPlan",
     "Step",
     "StepCandidate",
     "compare",
     "explain",
     "from_dict",
     "load",
+    "load_plans",
     "save",
+    "save_plans",
     "to_dict",
 ]

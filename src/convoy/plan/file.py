@@ -94,10 +94,9 @@ def from_dict(data: object) -> Plan:
     """Inverse of `to_dict`; raises PlanError naming the field."""
     fields = PlanFields("plan", data)
     version = fields.integer("version")
-    if version != PLAN_VERSION:
-        raise PlanError(
-            "plan.version", version, str(PLAN_VERSION), "It was written by another version of Convoy. " + RETUNE
-        )
+    refuse_other_version(version)
+    if fields.has("programs"):
+        raise PlanError("plan", "plans for several sizes", "a plan for one size", "convoy.load reads the file.")
     plan = Plan(
         version=version,
         model=fields.text("model", MAX_TEXT),
@@ -120,6 +119,14 @@ def from_dict(data: object) -> Plan:
     )
     fields.finish()
     return plan
+
+
+def refuse_other_version(version: int) -> None:
+    """Raise PlanError unless this version of Convoy writes such files."""
+    if version != PLAN_VERSION:
+        raise PlanError(
+            "plan.version", version, str(PLAN_VERSION), "It was written by another version of Convoy. " + RETUNE
+        )
 
 
 def _steps(fields: PlanFields, name: str) -> tuple[Step, ...]:

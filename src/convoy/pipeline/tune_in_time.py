@@ -111,7 +111,9 @@ class _Tuner:
         def build(times: SearchResult) -> BuiltPlan:
             return self.build(times, settings, self.deadline)
 
-        return TunedPlan(*rebuild_until_verified(build, self.net, found, settings, self.database, self.watch))
+        return TunedPlan(
+            *rebuild_until_verified(build, self.net, found, settings, self.database, self.watch, self.deadline)
+        )
 
 
 def overrun_note(deadline: Deadline, measured: int) -> str:

@@ -77,7 +77,7 @@ def tune_whole(
             net = dataclasses.replace(net, original=None, ceilings=ceilings)  # the check has run the original
             job = _Job(model, (args, kwargs), isolated, net, settings, ceilings, check, tuner)
             tuned = tune_in_time(net, settings, database, watch, deadline, partial(job.build, database, clock, watch))
-        return job.conclude(tuned)
+        return job.conclude(tuned, deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class _Job:
         wrong = end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
         return BuiltPlan(choice, plan, program, outcome, wrong, tuned_s)
 
-    def conclude(self, tuned: TunedPlan) -> OptimizeResult:
+    def conclude(self, tuned: TunedPlan, deadline: Deadline) -> OptimizeResult:
         """The result: the program, or the baseline if the program is not faster (`end_to_end.falls_back`)."""
         net, settings, built = self.net, self.settings, tuned.built
         plan, program, outcome = built.plan, built.program, built.outcome
@@ -137,7 +137,7 @@ class _Job:
             program = Program(plan, net.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
         inputs = net.captured.flatten_inputs(self.isolated.args, self.isolated.kwargs)
-        program, timeline = with_timeline(program, inputs, settings.effort)
+        program, timeline = with_timeline(program, inputs, settings.effort, deadline, outcome.optimized.median_ms / 1e3)
         plan = program.plan
         with phase("summary"):
             return self._result(tuned, plan, program, outcome, timeline)

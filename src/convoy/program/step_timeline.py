@@ -16,7 +16,10 @@ from convoy.program.recording import distinct_stream, recording
 from convoy.schedule.timeline import Span, spans
 
 ROUNDS: Final = 5
-"""Runs of which the median is taken, after two warm-up runs."""
+"""Runs of which the median is taken."""
+
+WARM_RUNS: Final = 2
+"""Runs before them that do not count."""
 
 Marks = list[tuple[float, float]]
 """Start and end of each launch, microseconds."""
@@ -46,7 +49,9 @@ def measure_timeline(program: EagerProgram, inputs: Sequence[torch.Tensor], roun
         inputs: tensors of the plan's specs.
         rounds: runs that count; two more warm up, and with a single one none does.
     """
-    found = (_on_gpu if program.device.type == "cuda" else _on_cpu)(program, inputs, rounds, 2 if rounds > 1 else 0)
+    found = (_on_gpu if program.device.type == "cuda" else _on_cpu)(
+        program, inputs, rounds, WARM_RUNS if rounds > 1 else 0
+    )
     starts = [statistics.median(marks[i][0] for marks in found) for i in range(len(program.bound.steps))]
     lengths = [statistics.median(marks[i][1] - marks[i][0] for marks in found) for i in range(len(starts))]
     return spans([bound.step for bound in program.bound.steps], starts, lengths)

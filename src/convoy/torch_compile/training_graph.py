@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from convoy.capture import Captured, capture_traced, captured_function, to_double
+from convoy.deadline import Deadline
 from convoy.engines.group_norm_backward import GroupNormGuard
 from convoy.engines.torch_flags import convolutions
 from convoy.errors import SelectionError
@@ -41,6 +42,9 @@ from convoy.torch_compile.dispatch_modes import without_modes
 from convoy.torch_compile.result_layout import ResultLayout, layout_of
 from convoy.tune import SearchResult
 from convoy.user_warning import warn_user
+
+CHECK_SHARE: Final = 0.4
+"""Part of a limited time that is kept for building and checking a graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +99,12 @@ class TracedGraph:
             return self._module(*args)
 
     def _tune(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+        deadline = Deadline(self._settings.time_s)
         try:
             with preserve_global_state(), without_modes():
                 captured = capture_traced(self._module, args)
                 layout = self._layout(args)
-                runnable = self._runnable(captured, [arg.detach() for arg in args])
+                runnable = self._runnable(captured, [arg.detach() for arg in args], deadline)
         except SelectionError:
             raise  # a budget or a promise that was asked for cannot be kept
         except Exception as error:  # whatever a user's operators, a compiler or a device make of it
@@ -118,21 +123,22 @@ class TracedGraph:
         with torch.no_grad(), fixed_seed():
             return layout_of(self._stock(args)[: self._visible])
 
-    def _runnable(self, captured: Captured, args: list[torch.Tensor]) -> Runnable | None:
+    def _runnable(self, captured: Captured, args: list[torch.Tensor], deadline: Deadline) -> Runnable | None:
         """Tune; None if PyTorch's own run replaces the plan (`end_to_end.falls_back`)."""
         device = device_of(self._module, tuple(args), {})
         net = _net(self._name, self._module, captured, args, self._settings, target_for(device))
         settings = self._settings
         limited = memory_limited(device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(self._settings.db) as database:
-            found = measure(net, self._settings, database, ignore_progress)
+            searching = deadline.earlier(CHECK_SHARE * deadline.left_s) if deadline.is_limited else deadline
+            found = measure(net, self._settings, database, ignore_progress, deadline=searching)
             # Not before: among a forward pass's results are all activations that the backward pass reads.
             with torch.no_grad(), convolutions("as_torch", args[0].device):
                 exact, theirs = self._reference(captured, args)
                 stock = end_to_end.errors_against(theirs, exact)
-            build = partial(self._build, net, database, args, exact, stock)
-            built, _ = rebuild_until_verified(build, net, found, self._settings, database, ignore_progress)
-        best, slow = self._fastest(built.ways, args)
+            build = partial(self._build, net, database, args, exact, stock, deadline)
+            built, _ = rebuild_until_verified(build, net, found, settings, database, ignore_progress, deadline)
+        best, slow = self._fastest(built.ways, args, deadline)
         slow = "" if built.wrong else slow
         stock_wrong = bool(stock_defects(net))
         falls_back, note = end_to_end.falls_back(
@@ -149,12 +155,13 @@ class TracedGraph:
         args: list[torch.Tensor],
         exact: list[torch.Tensor],
         stock: end_to_end.OutputErrors,
+        deadline: Deadline,
         found: SearchResult,
     ) -> _Built:
         """Select, build, and check against what PyTorch's own run was held to."""
         choice = select(net, found, self._settings)
         plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *database.warnings], found)
-        plan, program = build_fastest(plan, net, self._settings, choice.problem)
+        plan, program = build_fastest(plan, net, self._settings, choice.problem, deadline=deadline)
         assert program.runnable is not None
         ways: dict[str, Runnable] = {"convoy": eager_of(program.runnable)}
         if isinstance(program.runnable, CudaGraphProgram) and not self._settings.static_outputs:
@@ -165,12 +172,12 @@ class TracedGraph:
             allowed = allowed_baseline(ours, stock, numerics, unit, lambda: self._rounded(args))
         return _Built(plan, ways, end_to_end.why_wrong("its", ours, allowed, end_to_end.LEAST_ERROR))
 
-    def _fastest(self, ways: dict[str, Runnable], args: list[torch.Tensor]) -> tuple[str, str]:
+    def _fastest(self, ways: dict[str, Runnable], args: list[torch.Tensor], deadline: Deadline) -> tuple[str, str]:
         """The plan launch by launch, or on a GPU as one graph between copies, whichever the clock prefers; and why it is slow."""
         runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: self._stock(args)}
         runs |= {name: (lambda way=way: way(args)) for name, way in ways.items()}
         with torch.no_grad(), convolutions("as_torch", args[0].device):
-            timed = end_to_end.interleave(runs, cuda=args[0].is_cuda)
+            timed = end_to_end.interleave(runs, cuda=args[0].is_cuda, most_s=deadline.left_s)
         best = min(ways, key=lambda name: timed[name].median_ms)
         faster = end_to_end.is_faster(timed[best], timed["torch.eager"])
         return best, "" if faster else "not faster than PyTorch by more than the spread"

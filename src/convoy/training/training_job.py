@@ -165,7 +165,7 @@ class TrainingJob:
             build = partial(self._build, ceilings, database, clock, watch)
             net = dataclasses.replace(self.net, ceilings=ceilings)
             tuned = tune_in_time(net, settings, database, watch, deadline, build)
-        return self._conclude(tuned.built, tuned.found, ceilings)
+        return self._conclude(tuned.built, tuned.found, ceilings, deadline)
 
     def _build(
         self,
@@ -219,7 +219,9 @@ class TrainingJob:
         processes = torch.distributed.get_world_size(group)
         return collectives(names, [spec.size_bytes for spec in specs], [spec.dtype for spec in specs], processes)
 
-    def _conclude(self, built: BuiltPlan, found: SearchResult, ceilings: Peaks | None) -> TrainingResult:
+    def _conclude(
+        self, built: BuiltPlan, found: SearchResult, ceilings: Peaks | None, deadline: Deadline
+    ) -> TrainingResult:
         plan, program, outcome = built.plan, built.program, built.outcome
         graph, device = self.capture.captured.as_pytorch, self.target.device
         slow = end_to_end.why_slow("loss and gradients", outcome.optimized, outcome.baseline)
@@ -230,7 +232,10 @@ class TrainingJob:
             plan = plan.as_baseline()
             program = Program(plan, self.capture.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
-        program, timeline = with_timeline(program.with_plan(plan), self.inputs(), self.settings.effort)
+        once_s = outcome.optimized.median_ms / 1e3
+        program, timeline = with_timeline(
+            program.with_plan(plan), self.inputs(), self.settings.effort, deadline, once_s
+        )
         plan = program.plan
         summary = summarize(
             self.net, found, built.choice, plan, program, outcome, self.settings, built.tuned_s, timeline,

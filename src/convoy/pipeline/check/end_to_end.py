@@ -30,6 +30,9 @@ FIRST_ROUNDS: Final = 5
 FIRST_S: Final = 0.5
 """Seconds after which a first answer is timed no longer."""
 
+TIMED_SHARE: Final = 0.7
+"""Most of the time left that is spent on timing a plan: its timeline and the report come after."""
+
 LEAST_ROUNDS: Final = 3
 """Rounds that a median needs, however little time there is."""
 
@@ -161,7 +164,7 @@ class TimingLimits:
         """Few rounds at effort `none`, which promises an answer at once; none takes longer than the call may."""
         if effort is Effort.NONE:
             return TimingLimits(FIRST_ROUNDS, min(FIRST_S, deadline.left_s))
-        return TimingLimits(ROUNDS, deadline.left_s)
+        return TimingLimits(ROUNDS, TIMED_SHARE * deadline.left_s)
 
 
 def interleave(

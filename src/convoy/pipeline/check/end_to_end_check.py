@@ -7,9 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
+from convoy.deadline import Deadline
 from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline.check.end_to_end import Latency, OutputErrors, TimingLimits, interleave
@@ -17,7 +19,7 @@ from convoy.pipeline.summarize import CheckOutcome
 from convoy.plan import Plan
 from convoy.program import Program
 from convoy.program.runnable_program import eager_of
-from convoy.program.step_timeline import ROUNDS, measure_timeline
+from convoy.program.step_timeline import ROUNDS, WARM_RUNS, measure_timeline
 from convoy.schedule.timeline import Span
 from convoy.settings import Effort
 from convoy.tuning_profile import phase
@@ -30,6 +32,9 @@ TIMED_SEPARATELY = (
 
 NO_TIMELINE = "another run of the plan did not fit in memory: there is no timeline"
 """Note of a plan without a timeline."""
+
+TIMELINE_S: Final = 0.1
+"""Least time that a timeline is allowed in a call with a time limit, seconds: that of one run of a small net."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class ComparedRun:
 
 
 DEFAULT_LIMITS = TimingLimits()
+NO_DEADLINE: Final = Deadline()
 
 
 class EndToEndCheck(ABC):
@@ -131,7 +137,11 @@ def build_and_check(
 
 
 def with_timeline(
-    program: Program, inputs: Sequence[torch.Tensor], effort: Effort = Effort.QUICK
+    program: Program,
+    inputs: Sequence[torch.Tensor],
+    effort: Effort = Effort.QUICK,
+    deadline: Deadline = NO_DEADLINE,
+    once_s: float = 0.0,
 ) -> tuple[Program, list[Span]]:
     """The timeline of a program, and the program; its plan has a note if another run does not fit in the GPU's memory.
 
@@ -139,14 +149,16 @@ def with_timeline(
         program: the program. One whose plan is the baseline has no steps and no timeline.
         inputs: tensors of the plan's specs.
         effort: `none` measures one run.
+        deadline: when the call must end: there are fewer runs, or no timeline, where they would take longer.
+        once_s: time of one run, seconds.
     """
-    if program.runnable is None:
+    allowed_s = max(deadline.left_s, TIMELINE_S) if deadline.is_limited else deadline.left_s
+    if program.runnable is None or once_s > allowed_s:
         return program, []
+    rounds = 1 if effort is Effort.NONE or (ROUNDS + WARM_RUNS) * once_s > allowed_s else ROUNDS
     try:
         with phase("timeline"):
-            return program, measure_timeline(
-                eager_of(program.runnable), inputs, rounds=1 if effort is Effort.NONE else ROUNDS
-            )
+            return program, measure_timeline(eager_of(program.runnable), inputs, rounds=rounds)
     except Exception as error:  # everything: out of memory has several types; any other error is raised again
         if not is_out_of_memory(error):
             raise

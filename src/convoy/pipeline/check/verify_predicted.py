@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
+from convoy.deadline import Deadline
 from convoy.engines.manifest import BASELINE
 from convoy.measurement.protocol import protocol_for
 from convoy.measurement.runner import Request
@@ -71,6 +72,11 @@ class BuiltPlan:
 TRIES = 4
 """Most times that selection chooses again: the next choice may be predicted too."""
 
+REBUILD_SHARE: Final = 0.5
+"""Part of the time left that is kept for building and checking again."""
+
+NO_DEADLINE: Final = Deadline()
+
 
 def rebuild_until_verified(
     build: Callable[[SearchResult], Found],
@@ -79,6 +85,7 @@ def rebuild_until_verified(
     settings: Settings,
     database: Database,
     observer: Observer,
+    deadline: Deadline = NO_DEADLINE,
 ) -> tuple[Found, SearchResult]:
     """Build; while the result is wrong as a whole, measure the steps that were only predicted, and select and build again.
 
@@ -89,15 +96,18 @@ def rebuild_until_verified(
         settings: effort and limits.
         database: where rows are kept.
         observer: told of the progress.
+        deadline: when the call must end: nothing is measured or built again after it.
 
     Returns:
         What the last build made, and the search's result with the measured rows in place of the predicted ones.
     """
     built = build(found)
     for _ in range(TRIES):
-        if not built.wrong:
+        if not built.wrong or deadline.is_over:
             break
-        before, found = found.wrong_predictions, measure_predicted(built.plan, net, found, settings, database, observer)
+        measuring = deadline.earlier(REBUILD_SHARE * deadline.left_s) if deadline.is_limited else deadline
+        before = found.wrong_predictions
+        found = measure_predicted(built.plan, net, found, settings, database, observer, measuring)
         if found.wrong_predictions == before:
             break
         built = build(found)
@@ -105,7 +115,13 @@ def rebuild_until_verified(
 
 
 def measure_predicted(
-    plan: Plan, net: Net, found: SearchResult, settings: Settings, database: Database, observer: Observer
+    plan: Plan,
+    net: Net,
+    found: SearchResult,
+    settings: Settings,
+    database: Database,
+    observer: Observer,
+    deadline: Deadline = NO_DEADLINE,
 ) -> SearchResult:
     """Measure the steps of a plan whose candidates were only predicted, except PyTorch's own.
 
@@ -116,6 +132,7 @@ def measure_predicted(
         settings: effort and limits.
         database: where rows are kept.
         observer: told of the progress.
+        deadline: when measuring ends; what has no row by then keeps its prediction.
 
     Returns:
         The result with the measured rows; its `wrong_predictions` count those that failed. If there are none, the steps are
@@ -132,15 +149,17 @@ def measure_predicted(
     protocol = protocol_for(settings.effort, net.target.device)
     measured = dict(found.rows)
     failed = 0
-    with closing(make_runner(net.target, settings)) as runner:
+    with closing(make_runner(net.target, settings, deadline)) as runner:
         requests = [Request(problems[key], (config,), protocol.few) for key, config in unproven]
         runner.prepare(requests)
         for done, request in enumerate(requests):
+            if deadline.is_over:
+                break
             observer("measuring predicted candidates", done, len(requests))
             rows = list(runner.measure(request, protocol))
             database.put(rows, subgraph_texts([request.problem]), targets=(net.target,))
             key = request.problem.key
-            kept = [row for row in measured[key] if row.config not in request.configs]
-            measured[key] = [*kept, *rows]
+            known = {row.config for row in rows}
+            measured[key] = [*(row for row in measured[key] if row.config not in known), *rows]
             failed += sum(not row.ok for row in rows)
     return replace(found, rows=measured, wrong_predictions=found.wrong_predictions + failed)

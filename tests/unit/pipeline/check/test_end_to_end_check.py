@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from convoy.deadline import Deadline
 from convoy.pipeline.check import end_to_end_check as checks
 from convoy.pipeline.check.end_to_end import Latency, OutputErrors
 from convoy.pipeline.check.end_to_end_check import (
@@ -21,6 +22,7 @@ from convoy.pipeline.check.end_to_end_check import (
     build_and_check,
     with_timeline,
 )
+from convoy.settings import Effort
 
 
 class Program:
@@ -139,3 +141,21 @@ def test_without_room_for_another_run_there_is_no_timeline(
 def test_a_baseline_has_no_timeline() -> None:
     program = Noting(Plan(notes=()), None)
     assert with_timeline(program, []) == (program, [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("left_s", "rounds"), [(100.0, 5), (6.5, 1), (0.5, 0)])
+def test_a_timeline_takes_no_longer_than_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, left_s: float, rounds: int
+) -> None:
+    """One run takes a second."""
+    seen: list[int] = []
+
+    def run(program: Any, inputs: Any, rounds: int) -> Any:
+        seen.append(rounds)
+        return []
+
+    monkeypatch.setattr(checks, "eager_of", lambda runnable: runnable)
+    monkeypatch.setattr(checks, "measure_timeline", run)
+    deadline = Deadline(left_s, lambda: 0.0)
+    with_timeline(Noting(Plan(notes=()), object()), [], Effort.QUICK, deadline, 1.0)  # type: ignore[arg-type]
+    assert seen == ([rounds] if rounds else [])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from convoy.deadline import Deadline
 from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.verify_predicted import rebuild_until_verified
 from convoy.pipeline.optimize import optimize_model
 from convoy.problem import EngineConfig
 from convoy.settings import Settings
@@ -158,3 +161,15 @@ def test_how_far_off_outputs_may_be(numerics: str, error: float, baseline: float
         end_to_end.least_error(numerics),
     )
     assert bool(found) == wrong
+
+
+def test_after_the_deadline_nothing_is_measured_or_built_again() -> None:
+    built: list[SearchResult] = []
+
+    def build(found: SearchResult) -> SimpleNamespace:
+        built.append(found)
+        return SimpleNamespace(plan=None, wrong="off by much")
+
+    found, over = SearchResult(rows={}), Deadline(0.0)
+    answer, after = rebuild_until_verified(build, None, found, Settings(), None, None, over)  # type: ignore[arg-type]
+    assert (answer.wrong, after, len(built)) == ("off by much", found, 1)

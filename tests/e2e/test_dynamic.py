@@ -26,7 +26,8 @@ CHANNELS = 48
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> DynamicModule:
     settings = convoy.Settings(effort="none", isolate=False, db=tmp_path_factory.mktemp("db") / "perf.db")
-    with always_kept(), plans_kept():
+    with always_kept(), plans_kept(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("convoy.dynamic.tune_sizes.MOST_PROGRAMS", 0)  # times would ask for more on some days
         made = convoy.optimize(Net(CHANNELS).eval(), (images(2),), settings=settings, dynamic={0: (1, 4)})
     assert isinstance(made, DynamicModule)
     return made

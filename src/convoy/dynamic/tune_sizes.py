@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from torch import nn
 
 from convoy.deadline import Deadline
-from convoy.dynamic.cover import buckets
+from convoy.dynamic.cover import buckets, next_bucket
 from convoy.dynamic.dims import Call, DynamicDims
 from convoy.dynamic.dynamic_module import DynamicModule
 from convoy.dynamic.independence import Run, why_not_split
@@ -18,6 +18,12 @@ from convoy.measurement.failure import is_out_of_memory
 from convoy.program import OptimizedModule
 from convoy.program.shared_memory import SharedMemory, sharing
 from convoy.user_warning import warn_user
+
+MOST_PROGRAMS: Final = 16
+"""Programs that are made unasked for one range of batches."""
+
+FIRST_SHARE: Final = 0.6
+"""Share of the time for the first buckets, if the time is limited; the rest is for those that measured times ask for."""
 
 
 class Tuned(Protocol):
@@ -70,11 +76,12 @@ def tune_sizes(
     found: list[tuple[Call, OptimizedModule]] = []
     example: _Result | None = None
     wanted = _wanted(dims, not_split)
+    reserve = (1 - FIRST_SHARE) * deadline.left_s if deadline.is_limited and len(wanted) > 1 else 0.0
     with sharing(memory):
         for index, sizes in enumerate(wanted):
             sized = call if sizes == dims.example else dims.resized(call, sizes)
             left = len(wanted) - index
-            until = deadline.earlier(deadline.left_s * (left - 1) / left) if deadline.is_limited else deadline
+            until = _part(deadline, left, reserve)
             try:
                 result = tune(sized, until)
             except Exception as error:  # out of memory has several types; any other error is raised again
@@ -95,7 +102,31 @@ def tune_sizes(
     module = DynamicModule(model, first.programs[0], *call, cache.tuner, cache.check, dims, not_split, memory)
     for sized, part in found:
         module.add(*sized, part.programs[0])
+    if dims.batch is not None and not not_split:
+        _refine(module, call, tune, deadline)
     return TunedSizes(module, example)
+
+
+def _part(deadline: Deadline, parts: int, reserve_s: float = 0.0) -> Deadline:
+    """An equal part of the time that is left besides a reserve."""
+    if not deadline.is_limited:
+        return deadline
+    left = max(0.0, deadline.left_s - reserve_s)
+    return deadline.earlier(left * (parts - 1) / parts + reserve_s)
+
+
+def _refine(module: DynamicModule, call: Call, tune: Callable[[Call, Deadline], _Result], deadline: Deadline) -> None:
+    """Add programs for the batches that splits and paddings compute slowest, by the times that were measured."""
+    known = module.size_programs
+    while len(known.times_ms) < MOST_PROGRAMS and not deadline.is_over:
+        rest = known.dims.example[1:]
+        images = next_bucket({sizes[0]: time for sizes, time in known.times_ms.items() if sizes[1:] == rest})
+        if images is None:
+            return
+        sized = known.dims.resized(call, (images, *rest))
+        with sharing(known.memory):
+            result = tune(sized, _part(deadline, MOST_PROGRAMS - len(known.times_ms)))
+        module.add(*sized, result.program.programs[0])
 
 
 def _wanted(dims: DynamicDims, not_split: str) -> list[Sizes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -89,9 +90,18 @@ class Made:
 
 
 def module_for(
-    net: nn.Module, *args: Any, dynamic: Any, tuner: Makes | None = None, time_s: float = 1e9
+    net: nn.Module, *args: Any, dynamic: Any, tuner: Makes | None = None, time_s: float = 1e9, most_programs: int = 0
 ) -> DynamicModule:
-    """A module with such programs; a call of n images takes n + 0.01 milliseconds, as `times_ms` has it."""
+    """A module with such programs, as if a call of n images took n + 0.01 milliseconds.
+
+    Args:
+        net: the stock module.
+        args: its example.
+        dynamic: the ranges.
+        tuner: makes the programs.
+        time_s: wall time of tuning.
+        most_programs: programs up to which measured times ask for further ones.
+    """
     makes = tuner or Makes()
 
     def tune(call: Call, until: Deadline) -> Made:
@@ -99,7 +109,9 @@ def module_for(
         return Made(OptimizedModule(net, makes(net, *call, None), *call, makes))
 
     dims = read_dynamic(dynamic, net.forward, args, {})
-    found = tune_sizes(net, (args, {}), dims, lambda args, kwargs: net(*args, **kwargs), tune, Deadline(time_s))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("convoy.dynamic.tune_sizes.MOST_PROGRAMS", most_programs)
+        found = tune_sizes(net, (args, {}), dims, lambda args, kwargs: net(*args, **kwargs), tune, Deadline(time_s))
     assert isinstance(found.module, DynamicModule)
     return linear(found.module)
 

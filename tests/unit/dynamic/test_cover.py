@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 
 import pytest
 
-from convoy.dynamic.cover import PART_MS, buckets, cheapest_cover
+from convoy.dynamic.cover import ALLOWED, PART_MS, buckets, cheapest_cover, next_bucket
 
 
 def cost(batches: tuple[int, ...], times: dict[int, float]) -> float:
@@ -41,6 +41,25 @@ def test_a_batch_is_split_where_time_grows_with_images_and_padded_where_it_does_
 
 def test_of_equal_times_the_fewest_programs_are_taken() -> None:
     assert cheapest_cover(6, {1: 0.0, 2: 0.0, 8: 0.0}).batches == (8,)
+
+
+def test_a_further_program_is_asked_for_where_it_helps_and_no_more() -> None:
+    affine = {batch: 0.4 + 0.052 * batch for batch in (1, 2, 4, 8, 16, 32, 64)}
+    before = worst_ratio(affine)
+    while (size := next_bucket(affine)) is not None:
+        assert size not in affine
+        affine[size] = 0.4 + 0.052 * size
+    assert before > 1.3
+    assert worst_ratio(affine) <= ALLOWED
+    assert len(affine) <= 24
+    linear = {batch: float(batch) for batch in (1, 2, 4, 8, 16, 32, 64)}
+    assert next_bucket(linear) is None
+    assert next_bucket({4: 1.0}) is None
+    assert next_bucket({4: 1.0, 5: 2.0}) is None
+
+
+def worst_ratio(times: dict[int, float]) -> float:
+    return max(cheapest_cover(images, times).cost_ms / (0.4 + 0.052 * images) for images in range(1, 65))
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_the_first_plan_is_that_of_the_example(fast: DynamicModule) -> None:
 def test_the_largest_bucket_is_tuned_first_and_each_gets_an_equal_part_of_the_time() -> None:
     tuner = Makes()
     module_for(Net().eval(), images(2), dynamic={0: (1, 4)}, tuner=tuner, time_s=30.0)
-    assert tuner.times == pytest.approx([10.0, 15.0, 30.0], rel=0.1)
+    assert tuner.times == pytest.approx([6.0, 9.0, 18.0], rel=0.1)
     assert ran(module_for(Net().eval(), images(2), dynamic={0: (1, 4)})) == []
 
 
@@ -100,6 +100,17 @@ def test_calls_that_are_not_like_the_example_are_answered_by_the_stock_module(
     assert re.search(words, str(told.message))
     assert told.filename == __file__
     assert ran(fast) == []
+
+
+def test_measured_times_ask_for_further_programs_within_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("convoy.dynamic.dynamic_module.call_ms", lambda run, device: 1.0 + run()["maps"].shape[0])
+    tuner = Makes()
+    fast = module_for(Net().eval(), images(2), dynamic={0: (1, 16)}, tuner=tuner, time_s=50.0, most_programs=7)
+    added = {sizes[0] for sizes in fast.size_programs.times_ms} - {1, 2, 4, 8, 16}
+    assert len(added) == 2
+    assert tuner.times[5:] == pytest.approx([25.0, 50.0], rel=0.1)
+    over = module_for(Net().eval(), images(2), dynamic={0: (1, 16)}, time_s=1e-9, most_programs=7)
+    assert len(over.programs) == 5
 
 
 def test_changed_weights_are_noticed_in_batches_between_too(fast: DynamicModule) -> None:

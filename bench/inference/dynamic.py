@@ -1,7 +1,7 @@
 """How much slower is a batch without a program of its own? Question `dynamic`.
 
-One module is made with `convoy.optimize(..., dynamic={0: (1, MOST)})`. For each batch size, a second one is made with a plan of its
-own, and calls of both are timed in turn. Metrics: `over_own` (time of the first over that of the second, a row a batch size),
+One module is made with `convoy.optimize(..., dynamic={0: (1, MOST)})`. For each batch size, a second one is made with a plan of
+its own, and calls of both are timed in turn. Metrics: `over_own` (time of the first over that of the second, a row a batch size),
 `over_own_worst` and `over_own_mean` (geometric) over all of them, and `weights_share` (bytes of packed weights that all programs
 of the first hold, over those of its largest program).
 

@@ -63,8 +63,8 @@ def _cheapest(images: int, times_ms: Mapping[int, float]) -> tuple[list[float], 
 def next_bucket(times_ms: Mapping[int, float]) -> int | None:
     """The batch size for which a further program helps most; None if every batch is within `ALLOWED` of a program of its own.
 
-    The time of a program that does not exist is taken to lie on the line between its neighbours'. The batch that is worst off gets
-    one; of those that it may be padded to at `ALLOWED`, the largest, so that smaller batches are padded to it too.
+    The time of a program that does not exist is taken to lie on the line between its neighbours'. The batch that is worst off
+    gets one; of those that it may be padded to at `ALLOWED`, the largest, so that smaller batches are padded to it too.
 
     Args:
         times_ms: milliseconds of each program, by its batch size.

@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from convoy.deadline import Deadline
 from convoy.graph.ir import Graph
 from convoy.graph.layers import conv_problem
 from convoy.measurement import Peaks, floor_us, peaks
@@ -23,18 +24,23 @@ from convoy.tuning_profile import phase
 NO_CEILINGS: Final = "the roofline ceilings could not be measured for lack of memory: the report has no floors"
 """Note of a plan that was made without them."""
 
+PATIENT_FROM_S: Final = 60.0
+"""Time limit of a call, seconds, from which the ceilings may take their second, or on a busy machine some seconds."""
 
-def measure_ceilings(target: Target, effort: Effort = Effort.QUICK) -> Peaks | None:
+NO_DEADLINE: Final = Deadline()
+
+
+def measure_ceilings(target: Target, effort: Effort = Effort.QUICK, deadline: Deadline = NO_DEADLINE) -> Peaks | None:
     """The ceilings; None if measuring them does not fit in memory. The memory is freed in any case.
 
-    Effort `none` takes the best of few runs.
+    Effort `none`, and a call with little time, take the best of few runs.
 
     A tuned net may leave too little: of 606 MiB, ResNet-50 at batch 32 left 50 (H100, commit c829457).
     """
     refresh_memory_limit()
     try:
         with phase("roofline ceilings"):
-            found = peaks(target, brief=effort is Effort.NONE)
+            found = peaks(target, brief=effort is Effort.NONE or deadline.left_s < PATIENT_FROM_S)
     except Exception as error:  # everything: out of memory has several types; any other error is raised again
         if not is_out_of_memory(error):
             raise

@@ -71,7 +71,9 @@ def measure(
             baseline_only=subsumed_problems(net.regions) | nchw_to_skip(net.regions, loaded, settings, net.target),
             zeros=zeros_by_problem(net.regions, net.zeros),
             deadline=deadline,
-            floor_of=lambda: problem_floor(net, net.ceilings or measure_ceilings(net.target, settings.effort)),
+            floor_of=lambda: problem_floor(
+                net, net.ceilings or measure_ceilings(net.target, settings.effort, deadline)
+            ),
             on_progress=lambda done, total, message: observer(message, done, total),
         )
     finally:

@@ -70,7 +70,7 @@ def tune_whole(
             isolated = isolate(model, args, kwargs)
         net = captured_net(name, isolated, settings, target)
         with Database.open(settings.db) as database:
-            ceilings = measure_ceilings(target, settings.effort)
+            ceilings = measure_ceilings(target, settings.effort, deadline)
             clock = Stopwatch()
             net = with_counted_zeros(net, settings, watch)
             check = NetCheck(net, isolated, settings.effort)

@@ -230,6 +230,7 @@ class StepCheck(EndToEndCheck):
         self, stock: StockStep, inputs: Sequence[torch.Tensor], capture: TrainingCapture, *, flops: int
     ) -> None:
         self.cuda = inputs[0].is_cuda
+        self.warm = not self.cuda  # the reference runs the stock step, and `ours` the program
         self._stock, self._inputs, self._results = stock, inputs, 1 + len(capture.learned)
         with self.context():
             why = _why_not_exact(capture, flops, cuda=self.cuda)

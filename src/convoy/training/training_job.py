@@ -160,7 +160,7 @@ class TrainingJob:
         settings = self.settings
         limited = memory_limited(self.target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(settings.db) as database:
-            ceilings = measure_ceilings(self.target, settings.effort)
+            ceilings = measure_ceilings(self.target, settings.effort, deadline)
             clock = Stopwatch()
             build = partial(self._build, ceilings, database, clock, watch)
             net = dataclasses.replace(self.net, ceilings=ceilings)

@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 import convoy
-from convoy.measurement import detect_target
+from convoy.deadline import Deadline
+from convoy.measurement import Peaks, detect_target
 from convoy.pipeline import ceilings, optimize_model
 from convoy.pipeline.ceilings import BUSY, NO_CEILINGS, ceiling_notes, measure_ceilings
 from convoy.report.html import render
+from convoy.settings import Effort
 from convoy.target import Target
 
 
@@ -52,3 +54,18 @@ def test_what_is_no_lack_of_memory_is_not_hidden(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ceilings, "peaks", broken)
     with pytest.raises(RuntimeError, match="illegal address"):
         measure_ceilings(detect_target("cpu"))
+
+
+@pytest.mark.parametrize(("time_s", "brief"), [(float("inf"), False), (600.0, False), (30.0, True)])
+def test_a_call_with_little_time_takes_brief_ceilings(
+    monkeypatch: pytest.MonkeyPatch, time_s: float, brief: bool
+) -> None:
+    seen: list[bool] = []
+
+    def rates(target: Target, *, brief: bool) -> Peaks:
+        seen.append(brief)
+        return Peaks(1.0, {"fp32": 1.0})
+
+    monkeypatch.setattr("convoy.pipeline.ceilings.peaks", rates)
+    measure_ceilings(detect_target("cpu"), Effort.QUICK, Deadline(time_s, lambda: 0.0))
+    assert seen == [brief]

@@ -219,7 +219,7 @@ def table(chains: Sequence[Chain], predicted: Sequence[float | None] = ()) -> st
 def predicted_us(block: Block) -> float | None:
     """The cost model's estimate of `cuda.bottleneck`'s best tile; None where none fits."""
     found = tiles(block.sizes, UNITS)
-    return estimate_us(block.sizes, found[0], UNITS) if found else None
+    return min((estimate_us(block.sizes, tile, UNITS) for tile in found), default=None)
 
 
 def main() -> None:

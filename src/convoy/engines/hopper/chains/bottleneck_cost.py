@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Final
 
 from convoy.engines.hopper.chains.bottleneck_tile_config import REGISTERS, Bottleneck, BottleneckTile, chunks_of
@@ -24,12 +25,14 @@ _STORE_NS: Final = 0.9
 _MEETING_NS: Final = 60.0
 _CHUNK_NS: Final = 45.0
 _OUT_BLOCK_NS: Final = 170.0
-"""A barrier of all multiplying warpgroups; a chunk of weights beside its products; a block of results beside them."""
+_OUT_BLOCK_AHEAD_NS: Final = 90.0
+"""A barrier of all multiplying warpgroups; a chunk of weights beside its products; a block of results beside them, where
+the next products have not begun yet and where they have."""
 
 _START_NS: Final = 2600.0
 """Launch, the first copies and the last store."""
 
-_MOST: Final = 16
+_MOST: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def whole_pass(block: Bottleneck, tile: BottleneckTile) -> PassWork:
     products = _product_ns(tile.span(block), 9 * block.mid, block.mid) + _product_ns(own, block.mid, block.k)
     weights = 0 if not tile.weight_stages else (9 * parts + outs) * tile.chunk_bytes(block) / tile.cluster
     beside = 9 * parts * _CHUNK_NS + parts * tile.span(block) * _STORE_NS + _MEETING_NS
-    beside += outs * (_OUT_BLOCK_NS + own * _STORE_NS)
+    beside += outs * ((_OUT_BLOCK_AHEAD_NS if tile.ahead else _OUT_BLOCK_NS) + own * _STORE_NS)
     # The residual is copied if there is one; results leave on the same way
     moved = outs * tile.stage_bytes(block) * (1 + (block.residual != "none"))
     return PassWork(
@@ -94,19 +97,23 @@ def estimate_us(block: Bottleneck, tile: BottleneckTile, units: int) -> float:
 
 @lru_cache(maxsize=256)
 def tiles(block: Bottleneck, units: int) -> tuple[BottleneckTile, ...]:
-    """Configurations worth measuring, by rising estimate; at most four for each cut into rows and warpgroups."""
+    """Configurations worth measuring, by rising estimate; at most three for each kind of cut.
+
+    The first one is the default, which has to build: it is not `ahead`, for which ptxas may find no registers.
+    """
     found = sorted(
         ((estimate_us(block, tile, units), index, tile) for index, tile in enumerate(_candidates(block))),
         key=lambda entry: entry[:2],
     )
-    kept: dict[tuple[int, int, bool], int] = {}
+    kept: dict[tuple[int, int, bool, bool], int] = {}
     chosen: list[BottleneckTile] = []
     for _, _, tile in found:
-        shape = (tile.rows, tile.consumers, tile.weight_stages > 0)
-        if kept.get(shape, 0) < 4 and len(chosen) < _MOST:
+        shape = (tile.rows, tile.consumers, tile.weight_stages > 0, tile.ahead)
+        if kept.get(shape, 0) < 3 and len(chosen) < _MOST:
             kept[shape] = kept.get(shape, 0) + 1
             chosen.append(tile)
-    return tuple(chosen)
+    default = next((tile for tile in chosen if not tile.ahead), None)
+    return tuple(chosen) if default is None else (default, *(tile for tile in chosen if tile != default))
 
 
 def _candidates(block: Bottleneck) -> Iterator[BottleneckTile]:
@@ -114,14 +121,11 @@ def _candidates(block: Bottleneck) -> Iterator[BottleneckTile]:
         for rows in range(1, min(block.h, 32) + 1):
             most = -(-block.h // (rows * consumers))
             lengths = dict.fromkeys(-(-most // parts) for parts in range(1, most + 1))
-            for passes in lengths:
-                for cluster in (1, 2):
-                    for resident in (True, False):
-                        tile = _deepest(
-                            block, BottleneckTile(rows, consumers, passes, 2, 0 if resident else 2, cluster)
-                        )
-                        if tile is not None:
-                            yield tile
+            for passes, cluster, resident, ahead in product(lengths, (1, 2), (True, False), (True, False)):
+                start = BottleneckTile(rows, consumers, passes, 2, 0 if resident else 2, cluster, ahead)
+                tile = _deepest(block, start)
+                if tile is not None:
+                    yield tile
 
 
 def _deepest(block: Bottleneck, tile: BottleneckTile) -> BottleneckTile | None:

@@ -85,6 +85,7 @@ class BottleneckTile:
         x_stages: stages of the ring of pixels.
         weight_stages: stages of the ring of weights; 0: a block of threads keeps all weights.
         cluster: blocks that copy weights for each other.
+        ahead: whether the last convolution multiplies 64 filters while it stores the 64 before them.
     """
 
     rows: int
@@ -93,20 +94,21 @@ class BottleneckTile:
     x_stages: int
     weight_stages: int = 0
     cluster: int = 1
+    ahead: bool = False
 
     @property
     def knobs(self) -> Knobs:
         """The configuration as an engine's knobs."""
         return Knobs.of(
             rows=self.rows, consumers=self.consumers, passes=self.passes, x_stages=self.x_stages,
-            weight_stages=self.weight_stages, cluster=self.cluster,
+            weight_stages=self.weight_stages, cluster=self.cluster, ahead=self.ahead,
         )  # fmt: skip
 
     @classmethod
     def of(cls, knobs: Knobs) -> BottleneckTile:
         """Inverse of `knobs`; raises InputError for knobs that name no valid configuration."""
         names = ("rows", "consumers", "passes", "x_stages", "weight_stages", "cluster")
-        tile = cls(*(knobs.integer(name) for name in names))
+        tile = cls(*(knobs.integer(name) for name in names), ahead=bool(knobs["ahead"]))
         counts = tile.rows >= 1 and tile.consumers in REGISTERS and tile.passes >= 1 and 2 <= tile.x_stages <= 16
         if not (counts and (tile.weight_stages == 0 or 2 <= tile.weight_stages <= 64) and tile.cluster in (1, 2, 4)):
             expected = "1 to 3 consumers, 2 to 16 stages of pixels, 0 or 2 to 64 of weights, clusters of 1, 2 or 4"
@@ -159,6 +161,8 @@ class BottleneckTile:
             return "has more columns than a product"
         if parts * self.span(block) // 2 > MOST_SUMS[self.consumers]:
             return "has more sums than registers"
+        if self.ahead and own > MOST_SUMS[self.consumers]:
+            return "has more sums of two blocks than registers"
         if self.shared_bytes(block) > SHARED_BYTES:
             return f"needs {self.shared_bytes(block)} bytes of shared memory, of {SHARED_BYTES}"
         return ""
@@ -179,9 +183,9 @@ class BottleneckTile:
             "WIDTH": block.w, "ROWS": self.rows, "CONSUMERS": self.consumers, "IN_BLOCKS": block.c // CHANNELS,
             "MID_BLOCKS": block.mid // CHANNELS, "OUT_BLOCKS": block.k // CHANNELS, "X_STAGES": self.x_stages,
             "WEIGHT_STAGES": self.held_chunks(block), "RESIDENT": int(not self.weight_stages),
-            "CLUSTER": self.cluster, "HAS_RESIDUAL": int(block.residual != "none"), "BFLOAT": int(block.dtype == "bf16"),
-            "FIRST_ACTIVATION": first, "SECOND_ACTIVATION": second, "LAST_ACTIVATION": last,
-            "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
+            "AHEAD": int(self.ahead), "CLUSTER": self.cluster, "HAS_RESIDUAL": int(block.residual != "none"),
+            "BFLOAT": int(block.dtype == "bf16"), "FIRST_ACTIVATION": first, "SECOND_ACTIVATION": second,
+            "LAST_ACTIVATION": last, "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
         }  # fmt: skip
 
     def sizes(self, block: Bottleneck) -> dict[str, int]:

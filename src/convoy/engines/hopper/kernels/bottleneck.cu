@@ -18,7 +18,8 @@
 //   warpgroups 1..     wgmma, ROWS rows each; they meet where one reads what another has stored
 //
 // The ring's stages of the residual become those of y: sums are added in place, and a TMA copy takes them to memory.
-// CLUSTER: each block copies a share of every chunk of weights to all blocks. Parameters: bottleneck_config.cuh.
+// AHEAD: products of the next 64 channels of y run while these are stored. CLUSTER: each block copies a share of every
+// chunk of weights to all blocks. Parameters: bottleneck_config.cuh.
 #include <bottleneck/bottleneck_producer.cuh>
 #include <bottleneck/bottleneck_products.cuh>
 #include <bottleneck/bottleneck_store.cuh>
@@ -29,27 +30,65 @@ DEVICE void return_stage(const SmemLayout& smem, int stage) {
   for (int i = 0; i < 4; i++) mbarrier_arrive(smem.x_empty + 8 * stage);
 }
 
-DEVICE void last_convolution(ReadPosition& at, const SmemLayout& smem, int consumer, int thread,
-                             const float* __restrict__ bias, const TensorMap* y, int row, int image) {
-  int warp = thread / 32, lane = thread % 32, before = 0;
-#pragma unroll 1
-  for (int block = 0; block < OUT_BLOCKS; block++) {
-    float d[OWN_PIXELS / 2];
-    begin_sums(d, bias + block * 64, warp, lane);
-    multiply_last(d, at, smem, consumer, lane);
-    u32 stage = wait_for_pixels(at, smem);
-    store_last(d, stage, consumer, warp, lane);
+// What the blocks of 64 channels of y have in common.
+struct LastConvolution {
+  const float* bias;
+  const TensorMap* y;
+  int row, image, consumer, thread;
+  int given_back;  // the stage that is being copied to y
+
+  template <int COUNT>
+  DEVICE_MEMBER int start(float (&d)[COUNT], int block, ReadPosition& at, const SmemLayout& smem) {
+    return start_last(d, at, smem, consumer, bias + block * 64, thread / 32, thread % 32);
+  }
+  // Stores the sums of `block`; all but LEFT groups of products have to end before.
+  template <int LEFT, int COUNT>
+  DEVICE_MEMBER void store(float (&d)[COUNT], int block, int weights, ReadPosition& at, const SmemLayout& smem) {
+    wgmma_wait_group<LEFT>();
+    release_weights(smem, weights, thread % 32);
+    fence_operand(d);
+    u32 pixels = wait_for_pixels(at, smem);
+    store_last(d, pixels, consumer, thread / 32, thread % 32);
     fence_proxy_async();
     warpgroup_sync(consumer);
     if (thread == 0) {
-      if (block > 0) return_stage(smem, before);
-      tma_store_4d(y, stage + consumer * OWN_BYTES, block * 64, 0, row + consumer * ROWS, image);
+      if (block > 0) return_stage(smem, given_back);
+      tma_store_4d(y, pixels + consumer * OWN_BYTES, block * 64, 0, row + consumer * ROWS, image);
       bulk_commit_group();
     }
-    before = at.x.stage;
+    given_back = at.x.stage;
     at.x.next();
   }
-  if (thread == 0) return_stage(smem, before);
+};
+
+DEVICE void last_convolution(LastConvolution& last, ReadPosition& at, const SmemLayout& smem) {
+  float d[OWN_PIXELS / 2];
+  if constexpr (AHEAD) {
+    float other[OWN_PIXELS / 2];
+    int weights = last.start(d, 0, at, smem);
+    // Unrolled: around a loop's end, ptxas finds no registers for products that are under way
+#pragma unroll
+    for (int pair = 0; pair < (OUT_BLOCKS - 1) / 2; pair++) {
+      int second = last.start(other, 2 * pair + 1, at, smem);
+      last.store<1>(d, 2 * pair, weights, at, smem);
+      weights = last.start(d, 2 * pair + 2, at, smem);
+      last.store<1>(other, 2 * pair + 1, second, at, smem);
+    }
+    if constexpr (OUT_BLOCKS % 2 == 0) {
+      int second = last.start(other, OUT_BLOCKS - 1, at, smem);
+      last.store<1>(d, OUT_BLOCKS - 2, weights, at, smem);
+      last.store<0>(other, OUT_BLOCKS - 1, second, at, smem);
+    } else {
+      last.store<0>(d, OUT_BLOCKS - 1, weights, at, smem);
+    }
+  } else {
+#pragma unroll 1
+    for (int block = 0; block < OUT_BLOCKS; block++) {
+      int weights = last.start(d, block, at, smem);
+      last.store<0>(d, block, weights, at, smem);
+    }
+  }
+  if (last.thread == 0) return_stage(smem, last.given_back);
 }
 
 DEVICE void consume(const SmemLayout& smem, int consumer, int first, int step, const float* __restrict__ bias,
@@ -84,8 +123,10 @@ DEVICE void consume(const SmemLayout& smem, int consumer, int first, int step, c
       }
       carry_rows(smem, consumer * 128 + thread);
       fence_proxy_async();
-      if (pass >= 0)
-        last_convolution(at, smem, consumer, thread, bias + 2 * MID_BLOCKS * 64, y, row, item.image);
+      if (pass >= 0) {
+        LastConvolution last = {bias + 2 * MID_BLOCKS * 64, y, row, item.image, consumer, thread, 0};
+        last_convolution(last, at, smem);
+      }
     }
   }
 }

@@ -82,7 +82,8 @@ def test_every_proposal_fits_and_its_knobs_come_back(block) -> None:
         assert tile.shared_bytes(block) <= SHARED_BYTES
         assert BottleneckTile.of(Knobs.parse(str(tile.knobs))) == tile
         assert tile.rounds(block) * tile.cluster * tile.item_rows >= block.n * block.h
-    times = [estimate_us(block, tile, GPU.units) for tile in found]
+    assert not found[0].ahead
+    times = [estimate_us(block, tile, GPU.units) for tile in found[1:]]
     assert times == sorted(times)
     assert times[0] > max(block.bytes_min / 3.1e6, block.flops / 8e8)  # not below the device's own limits
 

@@ -78,8 +78,8 @@ SMALL = Bottleneck(1, 6, 8, 64, 64, 64, "fp16", RELU, "x")
 CASES = {
     "two warpgroups, two items": (SMALL, BottleneckTile(1, 2, 2, 2), 1),
     "rows together, more channels inside, ring of weights": (
-        replace(SMALL, h=5, w=4, mid=128, k=128, residual="other"),
-        BottleneckTile(2, 2, 1, 3, weight_stages=3),
+        replace(SMALL, h=5, w=4, mid=128, k=192, residual="other"),
+        BottleneckTile(2, 2, 1, 3, weight_stages=3, ahead=True),
         2,
     ),
     "pair, bf16, no residual, an odd item": (
@@ -89,7 +89,11 @@ CASES = {
         BottleneckTile(2, 1, 2, 3, weight_stages=4, cluster=2),
         1,
     ),
-    "pair that keeps its weights": (replace(SMALL, h=4, w=4), BottleneckTile(2, 1, 1, 2, cluster=2), 1),
+    "pair that keeps its weights": (
+        replace(SMALL, h=4, w=4, k=128, residual="other"),
+        BottleneckTile(2, 1, 1, 2, cluster=2, ahead=True),
+        1,
+    ),
 }
 
 

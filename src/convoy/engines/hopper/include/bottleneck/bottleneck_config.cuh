@@ -12,6 +12,7 @@ enum Parameter : int {
   X_STAGES = 3,  // of the ring of pixels
   WEIGHT_STAGES = 17,  // of the ring of weights; all chunks if RESIDENT
   RESIDENT = 1,  // 1: a block copies the weights once and keeps them
+  AHEAD = 1,  // 1: the last convolution multiplies 64 filters while it stores the 64 before them
   CLUSTER = 1,  // blocks that copy weights for each other
   HAS_RESIDUAL = 1,  // a tensor like y is added to the last convolution's result
   BFLOAT = 0,  // bf16, else fp16

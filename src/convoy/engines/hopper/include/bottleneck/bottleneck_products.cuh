@@ -107,17 +107,18 @@ DEVICE void multiply_second(float (&d)[MID_BLOCKS][COUNT], ReadPosition& at, con
   for (int part = 0; part < MID_BLOCKS; part++) fence_operand(d[part]);
 }
 
-// 1x1: 64 filters of the last convolution.
+// 1x1: starts the products of 64 filters of the last convolution; the stage of their weights.
 template <int COUNT>
-DEVICE void multiply_last(float (&d)[COUNT], ReadPosition& at, const SmemLayout& smem, int consumer, int lane) {
+DEVICE int start_last(float (&d)[COUNT], ReadPosition& at, const SmemLayout& smem, int consumer,
+                      const float* __restrict__ bias, int warp, int lane) {
+  int stage = at.weights.stage;
+  begin_sums(d, bias, warp, lane);
   u32 filters = wait_for_weights(at, smem), pixels = smem.second + consumer * OWN_BYTES;
   wgmma_fence();
 #pragma unroll
   for (int block = 0; block < MID_BLOCKS; block++)
     multiply_block(d, filters + block * 8192, pixels + block * SECOND_BYTES);
   wgmma_commit_group();
-  wgmma_wait_group<0>();
-  release_weights(smem, at.weights.stage, lane);
   at.next_weights();
-  fence_operand(d);
+  return stage;
 }

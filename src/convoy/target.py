@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Final, cast
@@ -116,3 +117,10 @@ def _digest(target: Target) -> str:
     fields = asdict(target)
     del fields["memory_bytes"]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; where the system does not tell (Windows, macOS), all of the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -165,6 +165,13 @@ class Engine(ABC):
     """Patterns of `convoy.regions.PATTERNS` that it has kernels for. Their regions are proposed only where such an engine
     competes on the device. For a pattern of its own, see `fusions`."""
 
+    only_its_patterns: ClassVar[bool] = False
+    """Whether a search asks it only about regions of its `patterns`: for an engine that could compute others, and builds too
+    long for that."""
+
+    build_patience: ClassVar[float] = 1.0
+    """How many times `Settings.timeout_s` a build may take."""
+
     fuses_subgraphs: ClassVar[bool] = False
     """Whether it computes a subgraph of several operators in one pass over memory: what predictions take it to need."""
 

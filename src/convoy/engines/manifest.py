@@ -20,6 +20,7 @@ MANIFEST: Final[dict[str, str]] = {
     "aten": "convoy.engines.library.aten",
     "reference": "convoy.engines.reference",
     "inductor": "convoy.engines.library.inductor",
+    "inductor.whole": "convoy.engines.library.inductor_whole",
     "cudnn": "convoy.engines.library.cudnn",
     "foreach": "convoy.engines.library.foreach",
     "onednn": "convoy.engines.library.onednn",

@@ -15,6 +15,7 @@ from convoy.engines.torch_operators import DTYPES
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
 from convoy.measurement.chain_weights import weight_in_chain, weights_in_chains
+from convoy.measurement.net_weights import net_weights
 from convoy.measurement.pool_indices import draw_indices, readers_of_indices
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, TensorSpec
 
@@ -130,6 +131,7 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
     else:
         args = [_plain(spec, kind, generator) for spec in arg_specs]
         constants = [_plain(spec, kind, generator) for spec in constant_specs]
+        weights = None
         if isinstance(problem, SubgraphProblem):
             graph = parse_graph(problem.text)
             for name, node in readers_of_indices(graph).items():
@@ -138,6 +140,8 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
             for index, value in enumerate(graph.constants()):
                 if value.name in chained:
                     constants[index] = weight_in_chain(value.spec.shape, kind, generator)
+            weights = net_weights(graph, seed, device)
+        constants = weights or constants
     layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
     # `pop` frees each tensor once it is converted.
     placed = tuple(in_layout(args.pop(0).to(DTYPES[spec.dtype]), layout) for spec in arg_specs)

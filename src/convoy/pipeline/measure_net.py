@@ -17,7 +17,7 @@ from convoy.pipeline.ceilings import measure_ceilings, problem_floor
 from convoy.pipeline.net import Net
 from convoy.pipeline.observer import Observer
 from convoy.pipeline.search_pruning import nchw_to_skip, prefer_measured, share_of_problems, subsumed_problems
-from convoy.pipeline.selection_input import distinct_problems, zeros_by_problem
+from convoy.pipeline.selection_input import distinct_problems, whole_problems, zeros_by_problem
 from convoy.settings import Settings
 from convoy.target import Target
 from convoy.tune import SearchResult, search
@@ -70,6 +70,7 @@ def measure(
             runner=runner,
             baseline_only=subsumed_problems(net.regions) | nchw_to_skip(net.regions, loaded, settings, net.target),
             zeros=zeros_by_problem(net.regions, net.zeros),
+            whole=whole_problems(net.regions),
             deadline=deadline,
             floor_of=lambda: problem_floor(
                 net, net.ceilings or measure_ceilings(net.target, settings.effort, deadline)

@@ -14,15 +14,19 @@ from convoy.capture.weight_masks import weight_masks
 from convoy.engines.activation_sparsity import SparsityShares
 from convoy.engines.base import Engine
 from convoy.engines.competition import competing_engines, load_competitor
+from convoy.engines.known_defects import defect_of
 from convoy.errors import CaptureError, InputError
 from convoy.measurement import Peaks
 from convoy.pipeline.search_pruning import (
     skips_layout_search,
 )
 from convoy.pipeline.selection_input import layout_problems
-from convoy.problem import LayoutProblem
+from convoy.problem import ConvProblem, LayoutProblem
 from convoy.regions import PATTERNS, Region, fused_regions, propose
-from convoy.settings import LayoutChoice, Settings
+from convoy.regions.propose import EVERY_PART
+from convoy.regions.whole import PATTERN as WHOLE
+from convoy.regions.whole import WholeScope
+from convoy.settings import Effort, LayoutChoice, Numerics, Settings
 from convoy.target import Target
 from convoy.tuning_profile import phase
 
@@ -136,10 +140,13 @@ def make_net(
         layouts=layouts,
         numerics=str(settings.numerics),
         masks=weight_masks(captured),
-        patterns={pattern for engine in engines for pattern in engine.patterns},
+        patterns={pattern for engine in engines for pattern in engine.patterns} | _whole(settings, target),
         band_bytes=_least_inside(target),
+        whole=whole_scope(settings, target),
         buckets=buckets,
     )
+    if _has_defects(regions, target):  # a layer by itself avoids them
+        regions = [region for region in regions if region.pattern != WHOLE]
     known = {region.id for region in regions}
     for engine in engines:
         own = fused_regions(graph, engine.fusions(graph), layouts, engine.id)
@@ -147,6 +154,24 @@ def make_net(
         known.update(region.id for region in own)
     copies = layout_problems(graph, layouts)
     return Net(name, captured, regions, layouts, border, copies, target, next(iter(graph.inputs), ""))
+
+
+def _whole(settings: Settings, target: Target) -> set[str]:
+    """The pattern of whole nets, but where PyTorch's own products may round more than is allowed."""
+    return set() if settings.numerics is Numerics.STRICT and target.device != "cpu" else {WHOLE}
+
+
+def _has_defects(regions: Sequence[Region], target: Target) -> bool:
+    """Whether PyTorch computes a convolution wrongly, in a memory format, by a known defect."""
+    problems = (problem for region in regions if region.pattern == "conv" for problem in region.problems)
+    return any(isinstance(problem, ConvProblem) and defect_of(problem, target) for problem in problems)
+
+
+def whole_scope(settings: Settings, target: Target) -> WholeScope:
+    """How many parts of a net compete as a whole: compiling one takes seconds, on a CPU those of its few cores."""
+    if settings.effort is Effort.FULL:
+        return EVERY_PART
+    return WholeScope(parts={"cuda": 8}.get(target.device, 2) if settings.effort is Effort.QUICK else 0)
 
 
 def engines_on(target: Target, settings: Settings) -> list[Engine]:

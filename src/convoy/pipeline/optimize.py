@@ -36,7 +36,7 @@ from convoy.plan import Plan
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.program.call_forms import checked_arguments
 from convoy.progress import shown
-from convoy.settings import Numerics, Settings, checked_settings
+from convoy.settings import Effort, Numerics, Settings, checked_settings
 from convoy.tuning_profile import phase
 from convoy.user_warning import warn_user
 
@@ -278,7 +278,9 @@ def _program_for(
     if hook or plan.graph_digest == NO_GRAPH:
         return Program(dataclasses.replace(plan, baseline=True, steps=()), None, None)
     # Regions of all engines' patterns: the plan has made its choice.
-    whole = dataclasses.replace(settings, numerics=Numerics(plan.numerics), only_engines=(), deny_engines=())
+    whole = dataclasses.replace(
+        settings, numerics=Numerics(plan.numerics), only_engines=(), deny_engines=(), effort=Effort.FULL
+    )
     net = captured_net(plan.model, isolate(model, args, kwargs), whole, target)
     shapes = tuple(str(net.captured.graph.values[name].spec) for name in net.captured.graph.inputs)
     if shapes != plan.inputs:

@@ -13,6 +13,7 @@ from convoy.perfdb.row import Measurement
 from convoy.problem import ANY_LAYOUT, ConvProblem, LayoutProblem, Problem
 from convoy.regions import Region
 from convoy.regions.concat import writable_in_place
+from convoy.regions.whole import PATTERN as WHOLE
 from convoy.selection.problem import Candidate, LayoutCopy, RegionNodes, SelectionProblem
 
 MOST_CANDIDATES = 8
@@ -123,6 +124,14 @@ def _candidate(region: int, problem: Problem, row: Measurement, constant_bytes: 
         baseline=baseline_here and row.config.engine == BASELINE,
         predicted=row.predicted,
     )
+
+
+def whole_problems(regions: Sequence[Region]) -> set[str]:
+    """Keys of the problems that only regions of the whole net, or of parts of it, have."""
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for region in regions:
+        found[region.pattern == WHOLE].update(problem.key for problem in region.problems)
+    return found[True] - found[False]
 
 
 def zeros_by_problem(regions: Sequence[Region], zeros: Mapping[str, SparsityShares]) -> dict[str, set[SparsityBucket]]:

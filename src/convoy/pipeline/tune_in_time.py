@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import torch
 
 from convoy.deadline import Deadline
+from convoy.engines.competition import competing_engines, load_competitor
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
 from convoy.pipeline.check.verify_predicted import BuiltPlan, rebuild_until_verified
@@ -23,6 +24,13 @@ from convoy.tune import SearchResult
 
 RESERVE: Final = 1.25
 """Time kept for building and checking, as a multiple of the first answer's: the second check takes more rounds."""
+
+WHOLE_BUILD_S: Final = {"cpu": 30.0, "cuda": 6.0}
+"""Seconds kept for building a net as one program, by device: on a CPU this process compiles it again, with its weights (ResNet-50
+on two cores); on a GPU it loads what another process compiled."""
+
+WHOLE_SHARE: Final = 4.0
+"""The time left for measuring must be this many times `WHOLE_BUILD_S`, or engines that build that long do not compete."""
 
 TOLERANCE: Final = 1.1
 """How far a call may exceed `Settings.time_s` before it is reported."""
@@ -76,6 +84,11 @@ def tune_in_time(
     begin = deadline.spent_s
     first = tuner.tuned(dataclasses.replace(settings, effort=Effort.NONE), deadline)
     reserve_s = RESERVE * (deadline.spent_s - begin)
+    build_s = WHOLE_BUILD_S[net.target.device]
+    if deadline.left_s - reserve_s >= WHOLE_SHARE * build_s:
+        reserve_s += build_s
+    else:
+        tuner = dataclasses.replace(tuner, settings=without_slow_builds(settings))
     searching = deadline.earlier(reserve_s)
     if searching.is_over:
         return _cut(first, deadline)
@@ -83,7 +96,7 @@ def tune_in_time(
     deadline.allow_stop()
     told = dataclasses.replace(tuner, watch=_with_best(watch, first.built, deadline))
     try:
-        second = told.tuned(settings, searching)
+        second = told.tuned(told.settings, searching)
     except KeyboardInterrupt:
         if not deadline.was_stopped:
             raise
@@ -114,6 +127,17 @@ class _Tuner:
         return TunedPlan(
             *rebuild_until_verified(build, self.net, found, settings, self.database, self.watch, self.deadline)
         )
+
+
+def without_slow_builds(settings: Settings) -> Settings:
+    """The settings without engines that take long to build (`Engine.build_patience`)."""
+    slow = [name for name in competing_engines(settings) if load_competitor(name, settings.engines).build_patience > 1]
+    if not slow:
+        return settings
+    only = tuple(name for name in settings.only_engines if name not in slow)
+    return dataclasses.replace(
+        settings, deny_engines=(*settings.deny_engines, *slow), only_engines=only or settings.only_engines
+    )
 
 
 def overrun_note(deadline: Deadline, measured: int) -> str:

@@ -29,6 +29,7 @@ from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.summarize import CheckOutcome, summarize
 from convoy.pipeline.tune_in_time import TunedPlan, tune_in_time
+from convoy.pipeline.whole_rivals import fastest_of, rivals_of
 from convoy.plan import Plan
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.program.program_cache import Tuner
@@ -118,7 +119,13 @@ class _Job:
         )
         least = end_to_end.least_error(str(settings.numerics))
         wrong = end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
-        return BuiltPlan(choice, plan, program, outcome, wrong, tuned_s)
+        built = BuiltPlan(choice, plan, program, outcome, wrong, tuned_s)
+        rivals = rivals_of(net, found, built, settings)
+        if not rivals:
+            return built
+        watch("timing the net as one program", 0, 0)
+        limits = partial(end_to_end.TimingLimits.of, settings.effort, deadline)
+        return fastest_of(built, rivals, self.check, net, settings, limits)
 
     def conclude(self, tuned: TunedPlan, deadline: Deadline) -> OptimizeResult:
         """The result: the program, or the baseline if the program is not faster (`end_to_end.falls_back`)."""

@@ -102,6 +102,10 @@ def shapes(inputs: Sequence[str]) -> str:
     return f"{len(inputs)} inputs, the last {', '.join(inputs[-2:])}"
 
 
+_MOST_NAMED = 12
+"""Nodes up to which a step's title names each."""
+
+
 def step_name(step: Step) -> str:
     """A step's name in reports: its nodes joined by `+`, or the value and the memory format that it is copied to."""
     return "+".join(step.nodes) if step.nodes else f"{step.args[0]} to {step.layout}"
@@ -109,6 +113,8 @@ def step_name(step: Step) -> str:
 
 def title(step: Step) -> str:
     """A step's name with its pattern, in a few characters."""
+    if len(step.nodes) > _MOST_NAMED:
+        return f"{step.pattern}({step.nodes[0]} to {step.nodes[-1]}, {len(step.nodes)} nodes)"
     return f"{step.pattern}({step_name(step)})" if step.nodes else step_name(step)
 
 

@@ -21,11 +21,15 @@ from convoy.regions.norm import norm_regions
 from convoy.regions.op import op_region
 from convoy.regions.pool import pool_regions
 from convoy.regions.region import Region
+from convoy.regions.whole import WholeScope, whole_regions
 
-PATTERNS: Final = ("merge", "banded", "block", "norm", "pool")
+PATTERNS: Final = ("merge", "banded", "block", "norm", "pool", "whole")
 """Patterns that are proposed only for engines that ask for them (`Engine.patterns`): parallel convolutions as one, a depthwise
 convolution with its neighbours, the three convolutions of a bottleneck, each batch norm of a training step with what stands
-beside it, and poolings apart from it."""
+beside it, poolings apart from it, and the whole net and parts of it."""
+
+EVERY_PART: Final = WholeScope(parts=64, stages=True)
+"""All parts of nets that a plan may name."""
 
 
 def propose(
@@ -37,8 +41,9 @@ def propose(
     patterns: Collection[str] = (),
     band_bytes: int = 0,
     buckets: Sequence[Collection[str]] = (),
+    whole: WholeScope = EVERY_PART,
 ) -> list[Region]:
-    """Regions with which selection may cover a graph: in graph order of their first node, glue and casts last.
+    """Regions with which selection may cover a graph: in graph order of their first node, glue, casts and nets last.
 
     Every node has a region of its own (`conv`, `linear`, `dgrad`, `wgrad`, `op` or `draw`), so a cover always exists. Every
     region is convex.
@@ -51,6 +56,7 @@ def propose(
         patterns: those of `PATTERNS` that some engine has kernels for.
         band_bytes: least size of a value inside a `banded` region.
         buckets: names of results that are sent to other processes together.
+        whole: which parts of the net the pattern `whole` proposes.
     """
     found: list[Region] = []
     epilogues: set[str] = set()
@@ -84,4 +90,5 @@ def propose(
     glue = glue_regions(graph, epilogues, layouts, with_norms, pools="pool" in patterns)
     grouped = {region.nodes for region in glue}
     alone = [region for region in chains_of_norms if region.nodes not in grouped]
-    return [*found, *glue, *alone, *cast_regions(graph, layouts, buckets)]
+    nets = whole_regions(graph, layouts, whole) if "whole" in patterns else []
+    return [*found, *glue, *alone, *cast_regions(graph, layouts, buckets), *nets]

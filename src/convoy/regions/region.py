@@ -13,8 +13,8 @@ class Region:
 
     Attributes:
         pattern: the rule that proposed it: `conv`, `conv_pool`, `linear`, `dgrad`, `wgrad`, `merge`, `banded`, `block`, `norm`,
-            `op` (one node as it is), `draw` (one node that draws random numbers), `glue` (several nodes together) or `casts`
-            (changes of dtype).
+            `op` (one node as it is), `draw` (one node that draws random numbers), `glue` (several nodes together), `casts`
+            (changes of dtype) or `whole` (the whole net or a part of it).
         nodes: names of the nodes covered, in graph order.
         args: names of the values read, in the order in which an executable takes them. For `conv`, `conv_pool` and `linear`:
             x, then the residual if the epilogue has one; a dynamic weight and bias stand between. For `dgrad`: dy, weight;

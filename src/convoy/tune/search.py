@@ -74,6 +74,7 @@ def search(
     on_progress: SearchProgress | None = None,
     baseline_only: Collection[str] = (),
     zeros: Mapping[str, Collection[SparsityBucket]] | None = None,
+    whole: Collection[str] = (),
     deadline: Deadline | None = None,
     floor_of: Callable[[], Floor | None] = lambda: None,
 ) -> SearchResult:
@@ -98,6 +99,8 @@ def search(
         baseline_only: keys of problems for which only the baseline is measured.
         zeros: by problem key, the sparsity buckets of its layers' inputs (`convoy.engines.activation_sparsity`); engines that
             skip zeros are measured for these, and without zeros for other problems.
+        whole: keys of problems of pattern `whole`. Only they have engines with `Engine.only_its_patterns`, and their times are
+            measured or unknown: a prediction from memory passes would be far too low for a net.
         deadline: when measuring must end; None: after `settings.time_s`.
         floor_of: gives the floors of problems, below which nothing is predicted; called only if something is predicted.
 
@@ -110,7 +113,7 @@ def search(
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
     with phase("spaces"):
-        tasks = [TuningTask(_space(p, engines, target, settings, baseline_only, zeros or {})) for p in distinct]
+        tasks = [TuningTask(_space(p, engines, target, settings, baseline_only, zeros or {}, whole)) for p in distinct]
     source = PredictorSource(engines, target, protocol, database, settings.db)
     with phase("stored rows"):
         _take_stored_rows(tasks, target, protocol, database)
@@ -160,15 +163,17 @@ def _space(
     settings: Settings,
     baseline_only: Collection[str],
     zeros: Mapping[str, Collection[SparsityBucket]],
+    whole: Collection[str],
 ) -> SearchSpace:
     return SearchSpace(
         problem,
-        engines,
+        [engine for engine in engines if problem.key in whole or not engine.only_its_patterns],
         target,
         deterministic=settings.deterministic,
         baseline_only=problem.key in baseline_only,
         zeros=zeros.get(problem.key, (SparsityBucket(),)),
         curve=CURVE if problem.key in zeros else (),
+        measured_only=problem.key in whole,
     )
 
 

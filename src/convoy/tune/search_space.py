@@ -25,12 +25,14 @@ class SearchSpace:
         zeros: sparsity buckets of the inputs of the layers with this problem; engines that skip zeros are offered for each
             bucket's percentage (`convoy.engines.activation_sparsity`).
         curve: further percentages to offer for such engines.
+        measured_only: whether no time is predicted.
 
     Attributes:
         problem: as given.
         target: as given.
         deterministic: as given.
         baseline_only: as given.
+        measured_only: as given.
         engines: the engines that offer a config, by id.
         configs: their configs by engine id, the default first.
         refusals: the reasons of the other engines, by id.
@@ -47,11 +49,13 @@ class SearchSpace:
         baseline_only: bool = False,
         zeros: Collection[SparsityBucket] = (SparsityBucket(),),
         curve: Collection[int] = (),
+        measured_only: bool = False,
     ) -> None:
         self.problem = problem
         self.target = target
         self.deterministic = deterministic
         self.baseline_only = baseline_only
+        self.measured_only = measured_only
         self.engines: dict[str, Engine] = {}
         self.configs: dict[str, list[EngineConfig]] = {}
         self.refusals: dict[str, str] = {}
@@ -115,6 +119,10 @@ class SearchSpace:
     def must_build(self, config: EngineConfig) -> bool:
         """Whether the config must be compiled first."""
         return not self.engines[config.engine].trusted
+
+    def builds_slowly(self) -> bool:
+        """Whether an engine is there that takes longer to build than others."""
+        return any(engine.build_patience > 1 for engine in self.engines.values())
 
     def skips_zeros(self, config: EngineConfig) -> bool:
         """Whether the config's time depends on the data."""

@@ -60,6 +60,11 @@ class TuningTask:
         self._prior = Prior()
 
     @property
+    def builds_slowly(self) -> bool:
+        """Whether an engine that takes long to build competes: its build should begin early."""
+        return self._space.builds_slowly()
+
+    @property
     def rows(self) -> dict[EngineConfig, Measurement]:
         """The rows of the space's configs, by config."""
         return self._board.rows
@@ -233,7 +238,8 @@ class TuningTask:
     def _predictions(
         self, predictor: TimePredictor, protocol: str, criteria: Criteria | None, floor_us: float = 0.0
     ) -> list[Measurement]:
-        if isinstance(self.problem, ConvProblem) and self.problem.weight_mask:
+        pruned = isinstance(self.problem, ConvProblem) and self.problem.weight_mask
+        if pruned or self._space.measured_only:
             return []
         return predicted_rows(
             predictor,

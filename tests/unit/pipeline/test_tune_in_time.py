@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from convoy.settings import Effort, Settings
 from convoy.tune import SearchResult
 
 EXACT = OutputErrors(0.0, 0.0)
+ON_CPU: Any = SimpleNamespace(target=SimpleNamespace(device="cpu"))
+"""As much of a net as is looked at."""
 
 
 class Stages:
@@ -83,7 +86,7 @@ class Stages:
 
     def run(self, effort: Effort = Effort.QUICK) -> tune_in_time.TunedPlan:
         settings = Settings(effort=effort, time_s=self.deadline.seconds)
-        return tune_in_time.tune_in_time(None, settings, None, self, self.deadline, self._build)  # type: ignore[arg-type]
+        return tune_in_time.tune_in_time(ON_CPU, settings, None, self, self.deadline, self._build)  # type: ignore[arg-type]
 
 
 def time_of(tuned: tune_in_time.TunedPlan) -> float:
@@ -202,3 +205,11 @@ def test_a_training_step_has_its_time_too(tmp_path: Any) -> None:
     with pytest.warns(UserWarning, match=r"more than time_s=0.001"):
         step = convoy.training_step(net, nn.functional.cross_entropy, optimizer, batch, settings=settings)
     assert torch.isfinite(step(*batch))
+
+
+def test_engines_that_build_long_do_not_compete_in_a_short_call() -> None:
+    assert "inductor.whole" in tune_in_time.without_slow_builds(Settings()).deny_engines
+    only = tune_in_time.without_slow_builds(Settings(only_engines=("aten", "inductor.whole")))
+    assert only.only_engines == ("aten",)
+    plain = Settings(only_engines=("aten",))
+    assert tune_in_time.without_slow_builds(plain) is plain

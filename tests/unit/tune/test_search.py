@@ -406,3 +406,49 @@ def test_where_there_is_no_room_for_the_baseline_it_is_predicted(fakes, database
         assert rows["big"].status is Status.OUT_OF_MEMORY
         assert (found.predicted, found.baseline_out_of_memory) == (0, 0)
         assert prediction_notes(found) == []
+
+
+def test_a_whole_net_is_measured_or_unknown_and_has_engines_of_its_own(fakes, database):
+    own = Fake("own")
+    own.only_its_patterns = True
+    ids = fakes(Fake("aten"), own)
+
+    def search_whole(effort, runner):
+        return search(
+            [PROBLEM, OTHER], engine_ids=ids, target=CPU, settings=Settings(effort=effort), database=database,
+            runner=runner, whole={PROBLEM.key},
+        )  # fmt: skip
+
+    guessed = search_whole("none", Timed(lambda engine, k: 10.0))
+    assert not guessed.rows[PROBLEM.key]
+    assert [row.config.engine for row in guessed.rows[OTHER.key]] == ["aten"]
+    found = search_whole("quick", Timed(lambda engine, k: 10.0))
+    assert {row.config.engine for row in found.rows[PROBLEM.key]} == {"aten", "own"}
+    assert {row.config.engine for row in found.rows[OTHER.key]} == {"aten"}
+    again = search_whole("quick", Timed(lambda engine, k: pytest.fail("measured again")))
+    assert again.measured == 0
+
+
+@pytest.mark.parametrize(("target", "time_s", "first"), [(CPU, 1000.0, True), (CPU, 60.0, False), (CPU, None, False)])
+def test_on_a_cpu_what_builds_long_comes_first_if_the_time_is_limited_and_long(fakes, database, target, time_s, first):
+    slow = Fake("slow", trusted=False)
+    slow.build_patience, slow.only_its_patterns = 5.0, True
+    runner = Timed(lambda engine, k: 10.0)
+    search(
+        [OTHER, PROBLEM], engine_ids=fakes(Fake("aten"), slow), target=target,
+        settings=Settings(**({} if time_s is None else {"time_s": time_s})), database=database, runner=runner,
+        whole={PROBLEM.key},
+    )  # fmt: skip
+    assert (runner.asked[0][0] == PROBLEM.key) == first
+
+
+def test_on_a_gpu_the_net_as_a_whole_begins_to_compile_before_anything_is_measured(fakes, database):
+    slow = Fake("slow", trusted=False)
+    slow.build_patience, slow.only_its_patterns = 5.0, True
+    runner = Timed(lambda engine, k: 10.0, GPU)
+    search(
+        [OTHER, PROBLEM], engine_ids=fakes(Fake("aten"), slow), target=GPU, settings=Settings(effort="full"), database=database,
+        runner=runner, whole={PROBLEM.key},
+    )  # fmt: skip
+    assert runner.waves[0] == [PROBLEM.key]
+    assert runner.asked[0][0] == OTHER.key

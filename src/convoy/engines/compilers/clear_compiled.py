@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -72,6 +73,8 @@ def _opened() -> Generator[tuple[Path, int]]:
     descriptor = -1
     try:
         with suppress(FileNotFoundError):
+            if sys.platform == "win32":  # nothing is compiled there
+                raise FileNotFoundError
             reason = compiled_cache.why_not_folder(path.lstat())
             if reason:
                 raise InputError("compiled code", str(path), "a folder of your own", f"{reason}; remove it yourself.")

@@ -18,6 +18,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ from convoy.engines.compilers.compiled_cache import folder_at, summed
 from convoy.engines.compilers.instruction_sets import march, vector_floats
 from convoy.errors import CompileError
 from convoy.support import Support
+from convoy.target import usable_cores
 from convoy.untrusted import escape_controls
 
 COMPILERS: Final = ("cc", "gcc", "clang")
@@ -51,6 +53,8 @@ _MOST_LOG: Final = 20_000
 
 def compiler_support() -> Support:
     """Whether this machine has a C compiler that works: it compiles a function, which is called."""
+    if sys.platform == "win32":
+        return Support.no("compiles C kernels on Linux and macOS, not on Windows")
     found = compiler()
     if not found:
         return Support.no(f"needs a C compiler on the PATH: one of {', '.join(COMPILERS)}")
@@ -194,7 +198,7 @@ def _make(found: str, units: Sequence[str], flags: Sequence[str], name: str, pat
             text.write_text(unit, encoding="utf-8")
             _run([found, *flags, "-fPIC", "-c", str(text), "-o", str(made)], name, timeout_s)
 
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(usable_cores()) as pool:
             list(pool.map(compile_unit, units, objects))
         library = Path(folder) / "kernel.so"
         # Linking without -fopenmp: that flag would link the compiler's own OpenMP library besides PyTorch's.

@@ -20,6 +20,7 @@ from convoy.engines.subgraph import MEMORY_FORMATS, SubgraphResults, parse_subgr
 from convoy.engines.support_checks import effective_dilation, plain_convolution
 from convoy.engines.torch_flags import convolutions, without_onednn
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.regions.whole import LEAST_LAYERS, layers_of
 from convoy.support import Support
 from convoy.target import Target
 
@@ -149,6 +150,25 @@ class _AtenSubgraph(Executable):
         self._results.store(made, (*buffers.args, *buffers.constants), buffers.results)
 
 
+class _AtenNet(_AtenSubgraph):
+    """A subgraph with convolutions, by the algorithms that PyTorch's benchmark finds, with weights in x's memory format."""
+
+    def __init__(self, problem: SubgraphProblem, target: Target) -> None:
+        super().__init__(problem, target)
+        self._device = torch.device(target.device)
+        self._memory_format = MEMORY_FORMATS.get(problem.layout, torch.contiguous_format)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """4-D constants in the memory format in which ATen's convolutions read them."""
+        return tuple(
+            t.detach().contiguous(memory_format=self._memory_format) if t.dim() == 4 else t.detach() for t in constants
+        )
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        with convolutions("as_torch", self._device):
+            super().launch(buffers, workspace)
+
+
 class _DeterministicSubgraph(_AtenSubgraph):
     """The same by the algorithms that give the same bits in every run, which all of its operators have."""
 
@@ -212,7 +232,10 @@ class Aten(Engine):
         if isinstance(problem, LinearProblem):
             return _AtenLinear(problem, target)
         if isinstance(problem, SubgraphProblem):
-            return (_DeterministicSubgraph if knobs.get(DETERMINISTIC) else _AtenSubgraph)(problem, target)
+            if knobs.get(DETERMINISTIC):
+                return _DeterministicSubgraph(problem, target)
+            several = layers_of(parse_subgraph(problem.text).nodes) >= LEAST_LAYERS
+            return (_AtenNet if several else _AtenSubgraph)(problem, target)
         return _AtenCopy()
 
 

@@ -35,7 +35,7 @@ _WORTHWHILE_ALONE: Final = ("pool", "upsample", "norm", "softmax")
 """Parts of the names of operators that Inductor may do better than ATen by themselves. Any other single operator is one pass
 over memory in ATen too, and not worth a compiler's second: relu and cat came out equal (docs/kernels/cpu.md)."""
 
-_FOR_WHOLE_NETS: Final = {
+COMMON_OPTIONS: Final = {
     "freezing": False,
     "max_autotune": False,
     "coordinate_descent_tuning": False,
@@ -44,7 +44,7 @@ _FOR_WHOLE_NETS: Final = {
 """Options that Inductor enables for whole nets. The process that measures a subgraph does not know the net, so they are set here
 too: otherwise the net would run code that was neither measured nor cached."""
 
-_LOCK: Final = threading.Lock()
+COMPILING: Final = threading.Lock()
 """Inductor's configuration and caches are process-wide."""
 
 
@@ -86,7 +86,7 @@ class InductorEngine(Engine):
         support = torch_support(problem)
         if not support:
             return support
-        support = _has_compiler(target)
+        support = compiler_here(target)
         return _worthwhile(parse_subgraph(problem.text), target) if support else support
 
     def nondeterminism_reason(self, problem: Problem, knobs: Knobs, target: Target) -> str:
@@ -106,7 +106,7 @@ class InductorEngine(Engine):
         return _Compiled(problem, function, deterministic=not self.nondeterminism_reason(problem, knobs, target))
 
 
-def _has_compiler(target: Target) -> Support:
+def compiler_here(target: Target) -> Support:
     """Whether the compiler is there that Inductor needs."""
     if target.device == "cpu":
         return (
@@ -171,10 +171,10 @@ def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
         return tuple(t.contiguous(memory_format=layout) for t, layout in zip(made, layouts, strict=True))
 
     specs = [graph.values[name].spec for name in graph.inputs] + [value.spec for value in graph.constants()]
-    with _LOCK, torch.no_grad(), FakeTensorMode() as mode:
+    with COMPILING, torch.no_grad(), FakeTensorMode() as mode:
         # Constants come as torch made them, contiguous; args in the problem's memory format.
         examples = [
-            _example(spec, problem.layout if index < inputs else "nchw", target.device)
+            example(spec, problem.layout if index < inputs else "nchw", target.device)
             for index, spec in enumerate(specs)
         ]
         traced = make_fx(piece)(*examples)
@@ -187,7 +187,7 @@ def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
     if target.device == "cuda":
         keep_triton_cache()
     patch: Callable[..., AbstractContextManager[object]] = cast("Any", settings).patch
-    with _LOCK, torch.no_grad(), patch({**_FOR_WHOLE_NETS, **options}):
+    with COMPILING, torch.no_grad(), patch({**COMMON_OPTIONS, **options}):
         return standalone_compile(traced, [*examples], dynamic_shapes="from_graph")
 
 
@@ -207,7 +207,7 @@ def _memory_format(spec: TensorSpec, layout: str) -> torch.memory_format:
     return MEMORY_FORMATS.get(layout, torch.contiguous_format) if len(spec.shape) == 4 else torch.contiguous_format
 
 
-def _example(spec: TensorSpec, layout: str, device: str) -> torch.Tensor:
+def example(spec: TensorSpec, layout: str, device: str) -> torch.Tensor:
     """A tensor to trace with."""
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device, memory_format=_memory_format(spec, layout))
 

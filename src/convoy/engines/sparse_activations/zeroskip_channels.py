@@ -22,7 +22,7 @@ from convoy.engines.triton import triton_split_fp32
 from convoy.engines.triton.igemm_swap_ab_launch import box_type, pack_bias, pack_tiles, workspace_bytes
 from convoy.engines.triton.marking_executables import MOST_MARKS, UNMARKED, MarkingExecutable, block_pixels, mark_slices
 from convoy.engines.triton.split_planes import AHEAD_BYTES, split_weight
-from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting, shared_limit
 from convoy.engines.triton.triton_igemm_swap_ab import tensor_support
 from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, conv_view, estimate_us
 from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
@@ -242,7 +242,14 @@ class ChannelsEngine(Engine):
         if view.strided:
             sizes = tuple(b for b in (128, 64, 32, 16) if view.c % b == 0)
         tiles = candidate_tiles(
-            view, block_cs=sizes, pixels=(32, 64, 128), ks=(64, 128), units=target.units, planes=3, limit=60
+            view,
+            block_cs=sizes,
+            pixels=(32, 64, 128),
+            ks=(64, 128),
+            units=target.units,
+            planes=3,
+            limit=60,
+            shared=shared_limit(target),
         )
         whole = [tile for tile in tiles if view.n % tile.block_n == 0 and not _spills(tile)] or [
             TritonTile(64, 1, 8, 8, sizes[-1], 3)

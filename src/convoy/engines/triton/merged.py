@@ -15,7 +15,14 @@ from convoy.engines.gpu.device_tensors import dense_nhwc, descriptor, fits_tma, 
 from convoy.engines.gpu.gpu_support_checks import INDEX_LIMIT
 from convoy.engines.subgraph import parse_subgraph
 from convoy.engines.triton.igemm_swap_ab_launch import box_type, pack_bias, pack_tiles
-from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild, TritonKernel, device_support, interpreting
+from convoy.engines.triton.triton_build import (
+    TORCH_DTYPE,
+    KernelBuild,
+    TritonKernel,
+    device_support,
+    interpreting,
+    shared_limit,
+)
 from convoy.engines.triton.triton_igemm_swap_ab import block_channels
 from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, estimate_us
 from convoy.errors import InputError, LaunchError
@@ -200,7 +207,7 @@ class MergedEngine(Engine):
             view = merge.view(block_k)
             tiles += candidate_tiles(
                 view, block_cs=block_channels(view), pixels=(16, 32, 64, 128, 256), ks=(block_k,), units=target.units,
-                limit=12, splits=(1,),
+                limit=12, splits=(1,), shared=shared_limit(target),
             )  # fmt: skip
         tiles.sort(key=lambda tile: estimate_us(merge.view(tile.block_k), tile, target.units))
         return [replace(tile, pdl=True).knobs for tile in tiles]

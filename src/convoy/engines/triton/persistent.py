@@ -14,7 +14,7 @@ from convoy.engines.gpu.device_tensors import checked, descriptor
 from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.engines.triton.igemm_swap_ab_launch import TritonSwapABExecutable, box_type
-from convoy.engines.triton.triton_build import KernelBuild, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, interpreting, shared_limit
 from convoy.engines.triton.triton_igemm_swap_ab import block_channels, tensor_support
 from convoy.engines.triton.triton_tiles import ConvView, TritonTile, boxes, conv_view, row_view
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
@@ -92,8 +92,10 @@ def estimate_us(view: ConvView, config: PersistentTile, units: int) -> float:
     return (max(busy, moved * view.bytes_each / _MEMORY_BYTES_NS) + _START_NS) / 1000
 
 
-def tile_configs(view: ConvView, units: int, residual: bool, limit: int = 24) -> list[PersistentTile]:
-    """Tile configurations worth trying, by rising estimated time."""
+def tile_configs(
+    view: ConvView, units: int, residual: bool, limit: int = 24, shared: int = _SHARED_BYTES
+) -> list[PersistentTile]:
+    """Tile configurations worth trying, by rising estimated time, in `shared` bytes of shared memory."""
     found: list[tuple[float, int, PersistentTile]] = []
     row = view.is_1x1 and view.n == view.p == 1
     for swapped in (False, True) if row else (True,):
@@ -102,7 +104,8 @@ def tile_configs(view: ConvView, units: int, residual: bool, limit: int = 24) ->
                 continue
             for box in boxes(view, (64, 128, 256)):
                 for block_c in block_channels(view)[:2]:
-                    for config in _staged(view, TritonTile(block_k, *box, block_c, pdl=True), swapped, residual):
+                    tile = TritonTile(block_k, *box, block_c, pdl=True)
+                    for config in _staged(view, tile, swapped, residual, shared):
                         found.append((estimate_us(view, config, units), len(found), config))
     found.sort(key=lambda entry: entry[:2])
     kept: dict[tuple[object, ...], int] = {}
@@ -115,7 +118,7 @@ def tile_configs(view: ConvView, units: int, residual: bool, limit: int = 24) ->
     return chosen
 
 
-def _staged(view: ConvView, tile: TritonTile, swapped: bool, residual: bool) -> list[PersistentTile]:
+def _staged(view: ConvView, tile: TritonTile, swapped: bool, residual: bool, shared: int) -> list[PersistentTile]:
     """A tile's configurations whose accumulator does not spill, each with the deepest pipeline that fits."""
     found: list[PersistentTile] = []
     area = tile.block_k * tile.pixels
@@ -132,7 +135,7 @@ def _staged(view: ConvView, tile: TritonTile, swapped: bool, residual: bool) -> 
                     PersistentTile(replace(tile, stages=n, warps=warps), parts, blocks, swapped)
                     for n in (8, 6, 5, 4, 3)
                 )
-                fitting = [config for config in deep if config.shared_bytes(view, residual) <= _SHARED_BYTES // blocks]
+                fitting = [config for config in deep if config.shared_bytes(view, residual) <= shared // blocks]
                 found += fitting[:1]
     return found
 
@@ -233,6 +236,13 @@ class PersistentEngine(TiledKernelEngine[PersistentTile]):
     def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[PersistentTile]:
         """See the function of this name."""
         return tile_configs(view_of(problem), units, problem.epilogue.residual)
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """The configurations that fit the GPU's shared memory, by rising estimated time."""
+        assert isinstance(problem, ConvProblem)
+        shared = shared_limit(target)
+        found = tile_configs(view_of(problem), target.units, problem.epilogue.residual, shared=shared)
+        return [config.knobs for config in found]
 
     def estimate_tile_us(self, problem: ConvProblem, config: PersistentTile, units: int) -> float:
         """See `estimate_us` above."""

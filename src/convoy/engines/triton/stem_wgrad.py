@@ -11,6 +11,7 @@ from convoy.engines.gpu.device_tensors import scratch
 from convoy.engines.gpu.gpu_support_checks import first_layer_support
 from convoy.engines.hopper.image_windows import MOST_CHANNELS, ImageCopy, Windows
 from convoy.engines.hopper.nvrtc_kernel import absence
+from convoy.engines.triton.triton_build import shared_limit
 from convoy.engines.triton.triton_tiles import ConvView, conv_view
 from convoy.engines.triton.triton_wgrad import WgradExecutable, asked
 from convoy.engines.triton.triton_wgrad_tile import WgradTile, estimate_us, partial_bytes, wgrad_tiles, wgrad_view
@@ -108,7 +109,10 @@ class StemWgradEngine(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Tiles by rising estimated time."""
         assert isinstance(problem, ConvProblem)
-        return [share.knobs for share in wgrad_tiles(windows_view(Windows(problem)), target.units)]
+        return [
+            share.knobs
+            for share in wgrad_tiles(windows_view(Windows(problem)), target.units, shared=shared_limit(target))
+        ]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """See `workspace_bytes`."""

@@ -16,7 +16,7 @@ from convoy.engines.gpu.device_tensors import dense_nhwc, descriptor, scratch, v
 from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.triton.igemm_swap_ab_launch import box_type
 from convoy.engines.triton.persistent import PersistentTile, estimate_us
-from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting, shared_limit
 from convoy.engines.triton.triton_tiles import ConvView, TritonTile, boxes
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Knobs, Problem
@@ -57,8 +57,8 @@ def dgrad_view(problem: ConvProblem) -> ConvView:
     )  # fmt: skip
 
 
-def tiles(problem: ConvProblem, units: int, limit: int = 20) -> list[TritonTile]:
-    """Tiles worth trying, by rising estimated time."""
+def tiles(problem: ConvProblem, units: int, limit: int = 20, shared: int = _SHARED_BYTES) -> list[TritonTile]:
+    """Tiles worth trying, by rising estimated time, in `shared` bytes of shared memory."""
     view = dgrad_view(problem)
     found: list[tuple[float, int, TritonTile]] = []
     for block_out in (64, 128, 256):
@@ -66,7 +66,7 @@ def tiles(problem: ConvProblem, units: int, limit: int = 20) -> list[TritonTile]
             continue
         for box in boxes(view, (32, 64, 128, 256)):
             for block_in in _reductions(problem):
-                for tile in _staged(view, TritonTile(block_out, *box, block_in, pdl=True)):
+                for tile in _staged(view, TritonTile(block_out, *box, block_in, pdl=True), shared):
                     found.append((guess_us(problem, tile, units), len(found), tile))
     found.sort(key=lambda entry: entry[:2])
     kept: dict[tuple[int, ...], int] = {}
@@ -87,7 +87,7 @@ def _reductions(problem: ConvProblem) -> tuple[int, ...]:
     return tuple(b for b in (128, 64, 32) if b == 32 or b < 2 * problem.k)[:2]
 
 
-def _staged(view: ConvView, tile: TritonTile) -> list[TritonTile]:
+def _staged(view: ConvView, tile: TritonTile, shared: int) -> list[TritonTile]:
     """A tile as deep as one block can be, and as two of one multiprocessor can; those that do not spill or serialise."""
     found: dict[TritonTile, None] = {}
     area = tile.block_k * tile.pixels
@@ -98,15 +98,15 @@ def _staged(view: ConvView, tile: TritonTile) -> list[TritonTile]:
             continue
         for blocks in (1, 2):
             deep = (replace(tile, stages=n, warps=warps) for n in (8, 6, 4, 3, 2))
-            found |= dict.fromkeys([t for t in deep if _resident(view, t) >= blocks][:1])
+            found |= dict.fromkeys([t for t in deep if _resident(view, t, shared) >= blocks][:1])
     return list(found)
 
 
-def _resident(view: ConvView, tile: TritonTile) -> int:
+def _resident(view: ConvView, tile: TritonTile, shared_bytes: int = _SHARED_BYTES) -> int:
     """Blocks that fit a multiprocessor, at most two."""
     shared = tile.stages * (tile.block_k + tile.pixels) * tile.block_c * view.bytes_each + 1024
     registers = tile.warps * 32 * (tile.block_k * tile.pixels // (tile.warps * 32) + 48)
-    return min(2, _SHARED_BYTES // shared, _REGISTERS // registers)
+    return min(2, shared_bytes // shared, _REGISTERS // registers)
 
 
 def guess_us(problem: ConvProblem, tile: TritonTile, units: int) -> float:
@@ -225,7 +225,7 @@ class DgradEngine(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Tiles by rising estimated time."""
         assert isinstance(problem, ConvProblem)
-        return [tile.knobs for tile in tiles(problem, target.units)]
+        return [tile.knobs for tile in tiles(problem, target.units, shared=shared_limit(target))]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """The repacked weight of fp32."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from convoy.engines.base import Engine, Executable
 from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.triton.igemm_swap_ab_launch import TritonSwapABExecutable, workspace_bytes
+from convoy.engines.triton.triton_build import shared_limit
 from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, conv_view, estimate_us
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
@@ -42,14 +43,15 @@ def tensor_support(view: ConvView, least: int = _LEAST_CHANNELS) -> Support:
     return Support.yes()
 
 
-def tile_space(view: ConvView, units: int, limit: int = 24) -> list[TritonTile]:
+def tile_space(view: ConvView, target: Target, limit: int = 24) -> list[TritonTile]:
     """Tiles worth trying, the likely best first, all with dependent launch, those without split with weights fetched ahead.
 
     The best few follow with the other choice of fetching, and the best two without dependent launch.
     """
     smallest = 32 if view.k <= 32 else 64
     tiles = candidate_tiles(
-        view, block_cs=block_channels(view), pixels=(16, 32, 64, 128, 256), ks=(smallest, 128), units=units, limit=limit,
+        view, block_cs=block_channels(view), pixels=(16, 32, 64, 128, 256), ks=(smallest, 128), units=target.units,
+        limit=limit, shared=shared_limit(target),
     )  # fmt: skip
     first = [replace(tile, pdl=True, prefetch=tile.split == 1) for tile in tiles]
     other = [replace(tile, prefetch=not tile.prefetch) for tile in first[:4]]
@@ -75,7 +77,7 @@ class TritonSwapABEngine(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Tiles by rising estimated time."""
         assert isinstance(problem, ConvProblem)
-        return [tile.knobs for tile in tile_space(conv_view(problem), target.units)]
+        return [tile.knobs for tile in tile_space(conv_view(problem), target)]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """The partial sums of a split reduction."""

@@ -16,7 +16,7 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import as_floats, checked, fits_tma, pitch_of, round_tf32, scratch, vector
 from convoy.engines.gpu.gpu_support_checks import conv_support, is_strict
 from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits
-from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild, TritonKernel, interpreting
+from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild, TritonKernel, interpreting, shared_limit
 from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, conv_view, estimate_us
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support
@@ -173,7 +173,9 @@ class TritonImplicitGemmEngine(Engine):
         sizes = (16, 32) if strict else tuple(b for b in (width, 2 * width) if b == width or b <= view.c)
         ks = tuple(b for b in ((16, 32, 64) if strict else (16, 32, 64, 128)) if b == 16 or b < 2 * view.k)
         pixels = (16, 32, 64) if strict else (16, 32, 64, 128)
-        tiles = candidate_tiles(view, block_cs=sizes, pixels=pixels, ks=ks, units=target.units, limit=60)
+        tiles = candidate_tiles(
+            view, block_cs=sizes, pixels=pixels, ks=ks, units=target.units, limit=60, shared=shared_limit(target)
+        )
         if strict:
             tiles = [t for t in tiles if t.block_k * t.pixels <= 64 * 64 and t.stages <= 3]
         elif c_group * problem.r * problem.s < 16:

@@ -44,7 +44,7 @@ class PointwiseEngine(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Tiles by rising estimated time."""
         assert isinstance(problem, ConvProblem | LinearProblem)
-        return [tile.knobs for tile in tile_space(row_view(problem), target.units)]
+        return [tile.knobs for tile in tile_space(row_view(problem), target)]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """The partial sums of a split reduction."""

@@ -13,7 +13,7 @@ from convoy.engines.gpu.gpu_support_checks import conv_support
 from convoy.engines.triton.igemm_swap_ab_launch import box_type, pack_bias, pack_tiles
 from convoy.engines.triton.marking_executables import UNMARKED, MarkingExecutable
 from convoy.engines.triton.split_planes import PlaneSplit, plane_bytes, split_us, split_weight
-from convoy.engines.triton.triton_build import KernelBuild, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, interpreting, shared_limit
 from convoy.engines.triton.triton_igemm_swap_ab import tensor_support
 from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, conv_view, estimate_us, row_view
 from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
@@ -123,7 +123,14 @@ class TritonSplitFp32Engine(Engine):
         if view.strided:
             sizes = tuple(b for b in (128, 64, 32, 16) if view.c % b == 0)
         tiles = candidate_tiles(
-            view, block_cs=sizes, pixels=(32, 64, 128), ks=(64, 128), units=target.units, planes=3, limit=40
+            view,
+            block_cs=sizes,
+            pixels=(32, 64, 128),
+            ks=(64, 128),
+            units=target.units,
+            planes=3,
+            limit=40,
+            shared=shared_limit(target),
         )
         whole = [t for t in tiles if view.n % t.block_n == 0]
         return [tile.knobs for tile in (whole or [TritonTile(64, 1, 8, 8, sizes[-1], 3)])[:24]]

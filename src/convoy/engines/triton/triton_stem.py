@@ -139,7 +139,7 @@ class TritonStemEngine(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Tiles by rising estimated time."""
         assert isinstance(problem, ConvProblem)
-        return [tile.knobs for tile in tile_space(stem_view(problem), target.units)]
+        return [tile.knobs for tile in tile_space(stem_view(problem), target)]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """The padded image, and the partial sums of a split reduction."""

@@ -208,8 +208,9 @@ _SPLITS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32, 36)
 
 @lru_cache(maxsize=1024)
 def candidate_tiles(view: ConvView, *, block_cs: tuple[int, ...], pixels: tuple[int, ...], ks: tuple[int, ...], units: int,
-                    planes: int = 1, limit: int = 32, splits: tuple[int, ...] = _SPLITS) -> tuple[TritonTile, ...]:  # fmt: skip
-    """The tiles with the best estimates, best first; at most `limit`, with different shapes.
+                    planes: int = 1, limit: int = 32, splits: tuple[int, ...] = _SPLITS,
+                    shared: int = _SHARED_BYTES) -> tuple[TritonTile, ...]:  # fmt: skip
+    """The tiles with the best estimates, best first; at most `limit`, with different shapes, in `shared` bytes of shared memory.
 
     Of tiles that differ only in stages or split the best four are kept, so that the list holds different shapes. Results are
     cached for problems that differ only in their epilogue.
@@ -221,7 +222,7 @@ def candidate_tiles(view: ConvView, *, block_cs: tuple[int, ...], pixels: tuple[
         for split in splits:
             for box in boxes(view, pixels, whole_images=split > 1):
                 for block_c in block_cs:
-                    guesses += _staged(view, block_k, box, block_c, min(block_cs), split, units, planes)
+                    guesses += _staged(view, block_k, box, block_c, min(block_cs), split, units, planes, shared)
     guesses.sort(key=lambda pair: pair[0])
     kept: dict[tuple[int, ...], int] = {}
     chosen: list[TritonTile] = []
@@ -243,6 +244,7 @@ def _staged(
     split: int,
     units: int,
     planes: int,
+    shared_bytes: int,
 ) -> list[tuple[float, TritonTile]]:
     found: list[tuple[float, TritonTile]] = []
     pixels = math.prod(box)
@@ -254,11 +256,11 @@ def _staged(
         return found
     for warps in _warps(block_k * pixels, block_c * view.bytes_each, planes):
         stage_bytes = (block_k + pixels) * block_c * view.bytes_each * (1 if planes == 1 else 2)
-        fitting = [n for n in (2, 3, 4, 6, 8) if n * stage_bytes < _SHARED_BYTES - 1024 and n <= max(3, each + 1)]
+        fitting = [n for n in (2, 3, 4, 6, 8) if n * stage_bytes < shared_bytes - 1024 and n <= max(3, each + 1)]
         if not fitting:
             continue
         # As deep as a block can be, and as two blocks of one multiprocessor can: one computes while the other starts or ends.
-        shared = [n for n in fitting if 2 * (n * stage_bytes + 1024) <= _SHARED_BYTES]
+        shared = [n for n in fitting if 2 * (n * stage_bytes + 1024) <= shared_bytes]
         for stages in sorted({min(4, fitting[-1]), fitting[-1], (shared or fitting)[-1]}):
             tile = TritonTile(block_k, *box, block_c, stages, warps, split)
             found.append((estimate_us(view, tile, units, planes), tile))

@@ -14,7 +14,7 @@ from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import as_floats, dense_nhwc, descriptor, scratch
 from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits, box_type
-from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting, shared_limit
 from convoy.engines.triton.triton_tiles import ConvView
 from convoy.engines.triton.triton_wgrad_tile import WgradTile, estimate_us, partial_bytes, wgrad_tiles, wgrad_view
 from convoy.errors import LaunchError
@@ -185,7 +185,7 @@ class WgradEngine(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Tiles by rising estimated time."""
         assert isinstance(problem, ConvProblem)
-        return [tile.knobs for tile in wgrad_tiles(wgrad_view(problem), target.units)]
+        return [tile.knobs for tile in wgrad_tiles(wgrad_view(problem), target.units, shared=shared_limit(target))]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """The partial sums."""

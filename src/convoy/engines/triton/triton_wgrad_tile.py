@@ -103,8 +103,11 @@ def estimate_us(view: ConvView, tile: WgradTile, units: int) -> float:
     return time / 1000
 
 
-def wgrad_tiles(view: ConvView, units: int, limit: int = 24) -> list[WgradTile]:
-    """Tiles worth trying, by rising estimated time; the very first is one for which ptxas never serialises wgmma (C7515)."""
+def wgrad_tiles(view: ConvView, units: int, limit: int = 24, shared: int = _SHARED_BYTES) -> list[WgradTile]:
+    """Tiles worth trying in `shared` bytes of shared memory, by rising estimated time.
+
+    The very first is one for which ptxas never serialises wgmma (C7515).
+    """
     found: list[tuple[float, int, WgradTile]] = []
     for block_k in (64, 128, 256):
         for block_c in (32, 64, 128, 256):
@@ -112,7 +115,7 @@ def wgrad_tiles(view: ConvView, units: int, limit: int = 24) -> list[WgradTile]:
             if least or block_k * block_c > 128 * 256:
                 continue
             for pixels, images in _pixels(view):
-                for tile in _staged(view, block_k, block_c, pixels, images, units):
+                for tile in _staged(view, block_k, block_c, pixels, images, units, shared):
                     found.append((estimate_us(view, tile, units), len(found), tile))
     found.sort(key=lambda entry: entry[:2])
     kept: dict[tuple[object, ...], int] = {}
@@ -140,7 +143,7 @@ def _pixels(view: ConvView) -> Iterator[tuple[tuple[int, int, int], bool]]:
 
 
 def _staged(
-    view: ConvView, block_k: int, block_c: int, box: tuple[int, int, int], images: bool, units: int
+    view: ConvView, block_k: int, block_c: int, box: tuple[int, int, int], images: bool, units: int, shared: int
 ) -> Iterator[WgradTile]:
     area = block_k * block_c
     stage = (block_k + block_c) * math.prod(box) * view.bytes_each
@@ -151,7 +154,7 @@ def _staged(
         if by_registers and area > 128 * 64:  # ptxas serialises wgmma there (C7515)
             continue
         resident = 2 if warps == 4 else 1
-        deep = [n for n in (8, 6, 4, 3) if n * stage + 1024 <= _SHARED_BYTES // resident]
+        deep = [n for n in (8, 6, 4, 3) if n * stage + 1024 <= shared // resident]
         if not deep:
             continue
         tiles = -(-view.k // block_k) * -(-view.c // block_c) * view.r * view.s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +55,7 @@ def findings() -> list[Finding]:
     rows = [_device(target) for target in targets]
     if absence:
         rows.append(Finding("GPU", f"none: {absence}", "engines for GPUs do not work here", ok=False))
+    rows += _system() + _never_run(targets[-1])
     rows += [_package(name, purpose, gpu=not absence) for name, purpose in PACKAGES]
     compiler = compiler_version()
     rows.append(Finding("C++ compiler", compiler or "none", "needed for Inductor on CPUs", ok=bool(compiler)))
@@ -88,6 +90,36 @@ def _device(target: Target) -> Finding:
     versions = " ".join(f"{name} {version}" for name, version in target.versions)
     means = f"target {target.digest}: {versions}"
     return Finding("GPU" if gpu else "CPU", f"{target.name} ({target.arch}), {size}{cache}", means, ok=True)
+
+
+_SYSTEMS: Final = {
+    "win32": (
+        "Windows",
+        "PyTorch's own operators, oneDNN and cuDNN compete; there are no C kernels and no portable packages",
+    ),
+    "darwin": ("macOS", "PyTorch's own operators and Inductor compete, and C kernels without threads on x86"),
+}
+
+
+def _system() -> list[Finding]:
+    """Systems on which Convoy was never run."""
+    if sys.platform not in _SYSTEMS:
+        return []
+    name, means = _SYSTEMS[sys.platform]
+    return [Finding("system", f"{name}: Convoy was never run here", means, ok=True)]
+
+
+MEASURED_CAPABILITIES: Final = (90,)
+"""Compute capabilities of the GPUs on which Convoy's kernels have run: H100 and H200."""
+
+
+def _never_run(target: Target) -> list[Finding]:
+    """What to expect of a GPU on which Convoy's kernels never ran: for others they are only compiled by tests."""
+    if target.device != "cuda" or target.capability in MEASURED_CAPABILITIES:
+        return []
+    kernels = "Triton kernels but those by TMA" if target.capability < 90 else "all Triton kernels"
+    means = f"{kernels} compete with cuDNN, Inductor and PyTorch; each result is checked before it is used"
+    return [Finding("kernels", f"never run on compute capability {target.capability / 10}", means, ok=True)]
 
 
 def _package(name: str, purpose: str, *, gpu: bool) -> Finding:

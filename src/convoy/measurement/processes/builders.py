@@ -5,10 +5,10 @@ The builds are thrown away; the compilers' caches on disk (Triton's and Inductor
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from convoy.deadline import Deadline
@@ -18,7 +18,7 @@ from convoy.measurement.processes.process import START_S, WorkerEndedError, Work
 from convoy.measurement.processes.worker import config_fields, problem_fields
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig
-from convoy.target import Target
+from convoy.target import Target, usable_cores
 
 MAX_BUILDERS: Final = 16
 """Each builder imports torch (about 0.5 GB of memory); a search requests hundreds of builds at a time, one second each."""
@@ -38,6 +38,15 @@ POLL_S: Final = 0.25
 _Key = tuple[str, EngineConfig]
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One build: its problem's key and config, the message that asks for it, and most seconds that it may take."""
+
+    key: _Key
+    message: dict[str, Any]
+    limit_s: float
+
+
 def max_builders(target: Target, *, on_device: bool) -> int:
     """Processes that a pool may have: one per core except one, and on the device as many as contexts fit.
 
@@ -45,7 +54,7 @@ def max_builders(target: Target, *, on_device: bool) -> int:
         target: the device.
         on_device: whether the processes see the GPU.
     """
-    cores = max(1, len(os.sched_getaffinity(0)) - 1)
+    cores = max(1, usable_cores() - 1)
     if not on_device:
         return min(MAX_BUILDERS, cores)
     return max(1, min(MAX_DEVICE_BUILDERS, cores, int(CONTEXT_FRACTION * target.memory_bytes / CONTEXT_BYTES)))
@@ -79,7 +88,7 @@ class BuilderPool:
         self._extra_engines = extra_engines
         self._timeout_s = timeout_s
         self._most = most or max_builders(target, on_device=on_device)
-        self._jobs: queue.SimpleQueue[tuple[_Key, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending: set[_Key] = set()
         self._seen: set[_Key] = set()
@@ -90,10 +99,10 @@ class BuilderPool:
     def submit(self, requests: Sequence[Request]) -> None:
         """Begin to build, once each, the candidates of engines that compile (`Engine.trusted` is False)."""
         with self._changed:
-            for key, job in self._new_jobs(requests):
-                self._seen.add(key)
-                self._pending.add(key)
-                self._jobs.put((key, job))
+            for job in self._new_jobs(requests):
+                self._seen.add(job.key)
+                self._pending.add(job.key)
+                self._jobs.put(job)
             wanted = min(self._most, -(-len(self._pending) // JOBS_PER_BUILDER))
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._work, args=(len(self._threads),), daemon=True)
@@ -127,30 +136,30 @@ class BuilderPool:
         for thread in self._threads:
             thread.join()
 
-    def _new_jobs(self, requests: Sequence[Request]) -> Iterator[tuple[_Key, dict[str, Any]]]:
+    def _new_jobs(self, requests: Sequence[Request]) -> Iterator[_Job]:
         for request in requests:
             for config in request.configs:
                 key = (request.problem.key, config)
                 engine = load_engine(config.engine, self._extra_engines)
                 if key not in self._seen and not engine.trusted and engine.builds_on_device == self._on_device:
-                    yield key, {**problem_fields(request.problem), "config": config_fields(config)}
+                    message = {**problem_fields(request.problem), "config": config_fields(config)}
+                    yield _Job(key, message, engine.build_patience * self._timeout_s)
 
     def _work(self, index: int) -> None:
         """The thread of one builder: starts its process, sends it jobs, and replaces it after a fault."""
         worker: WorkerProcess | None = None
-        while (item := self._jobs.get()) is not None:
-            key, job = item
+        while (job := self._jobs.get()) is not None:
             try:
                 worker = worker or self._start(index)
                 if worker is not None:
-                    worker.send(job)
-                    worker.receive(self._timeout_s)
+                    worker.send(job.message)
+                    worker.receive(job.limit_s)
             except (TimeoutError, WorkerEndedError):
                 self._end(index)
                 worker = None
             finally:
                 with self._changed:
-                    self._pending.discard(key)
+                    self._pending.discard(job.key)
                     self._changed.notify_all()
         self._end(index)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from convoy.deadline import Deadline
+from convoy.engines.manifest import load_engine
 from convoy.errors import LaunchError
 from convoy.measurement.device.memory_limit import MemoryLimit
 from convoy.measurement.processes.builders import ONE_COMPILER, POLL_S, BuilderPool, builder_pools
@@ -166,7 +167,7 @@ class ChildRunner:
                 message = self._received(worker, limit_s)
                 if "at" in message:
                     at = message["at"]
-                    limit_s = self.timeout_s if at >= 0 else max(DATA_S, self.timeout_s)
+                    limit_s = self._limit_s(sent[int(at)], message["phase"]) if at >= 0 else max(DATA_S, self.timeout_s)
                 elif "row" in message:
                     row = read_record(message["row"])
                     pending.remove(row.config)
@@ -191,6 +192,11 @@ class ChildRunner:
         finally:
             if not whole or worn_out:
                 self._end_worker()
+
+    def _limit_s(self, config: EngineConfig, phase: str) -> float:
+        """Most seconds for a phase of a candidate."""
+        patience = load_engine(config.engine, self.extra_engines).build_patience if phase == "build" else 1.0
+        return patience * self.timeout_s
 
     def _received(self, worker: WorkerProcess, limit_s: float) -> dict[str, Any]:
         """The worker's next message.

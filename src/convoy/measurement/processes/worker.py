@@ -92,7 +92,8 @@ def _measurer(target: Target, hello: dict[str, Any], say: Reply) -> Callable[[di
     def announce(index: int, phase: str) -> None:
         nonlocal phase_before
         if phase != "time" or phase_before != "time":
-            faulthandler.dump_traceback_later(patience * (10 if phase == "data" else 1), exit=True)
+            slow = {"data": 10, "build": 3}.get(phase, 1)  # an engine may take several time limits to build
+            faulthandler.dump_traceback_later(patience * slow, exit=True)
         phase_before = phase
         say({"at": index, "phase": phase})
 

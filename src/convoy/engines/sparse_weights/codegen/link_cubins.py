@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -14,7 +13,7 @@ from convoy.engines.compilers.device_binaries import cached
 from convoy.engines.hopper.nvrtc_kernel import compile_cubin
 from convoy.engines.hopper.nvrtc_source import CudaSource
 from convoy.errors import CompileError
-from convoy.target import Target
+from convoy.target import Target, usable_cores
 
 
 def _bindings(name: str) -> Any:
@@ -63,7 +62,7 @@ def compile_units(engine: str, head: str, bodies: Sequence[str], target: Target,
     def compiled(unit: str) -> bytes:
         return compile_cubin(engine, _source(unit), target, options)[0]
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         cubins = list(pool.map(compiled, units))
     arch = f"sm_{target.capability}a" if target.capability >= 90 else f"sm_{target.capability}"
     version = ".".join(map(str, _bindings("nvjitlink").version()))

@@ -24,6 +24,7 @@ from bench.inference.fair_tables import fair_table
 from bench.inference.latency_tables import latency_table
 from bench.layers.cpu_layer_tables import cpu_layers_table
 from bench.layers.gpu_layer_tables import gpu_layers_table
+from bench.package import package_table
 from bench.pages.answers import answers_table, headline
 from bench.pages.papers import PAPERS
 from bench.pruned.pruned_tables import pruned_net_table, pruned_table
@@ -91,6 +92,7 @@ def render(page: Path) -> dict[str, str]:
         "prediction": section("prediction", prediction_table, "Layers left out one by one", all_devices=every),
         "retuning": section("retuning", retuning_table, "Tuning twice", all_devices=every),
         "tuning-memory": section("tuning-memory", tuning_memory_table, "Memory of tuning", all_devices=every),
+        "package": section("package", package_table, "Packages", all_devices=every),
         "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),
         "compare": section("compare", compare_table, "Frameworks side by side", all_devices=every),
         "compare-figure": figures("compare", page, all_devices=every),

@@ -156,7 +156,7 @@ def package_table(rows: Sequence[Row], title: str) -> str:
     lines = [
         f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['protocol']}",
         "",
-        "| net | MB | `convoy.open` to the first answer, s | processor time, s | C runtime, whole process, s | KB kept, Python | C |",
+        "| net | MB | `convoy.open` to the first answer, s | processor time, s | C runtime, process, s | KB kept, Python | C |",
         "|---|---|---|---|---|---|---|",
     ]
     columns = (

@@ -27,6 +27,7 @@ from convoy.cli import (
     sparsity,
     study,
     train,
+    warm,
 )
 from convoy.cli import run as run_command
 from convoy.cli.command import Command, CommandGroup
@@ -51,6 +52,7 @@ app.command("run", cls=Command, short_help="Run a model by a saved plan, or a pa
 app.command("bench", cls=Command, short_help="Measure a net as a service: latency, throughput, load.")(bench.bench)
 app.command("export", cls=Command, short_help="Write a model and its plan as one file.")(export.export)
 app.command("runtime", cls=Command, short_help="Write the C runtime of packages.")(runtime.runtime)
+app.command("warm", cls=Command, short_help="Compile the usual kernels beforehand.")(warm.warm)
 app.command("train", cls=Command, short_help="Train a classifier on labelled images.")(train.train)
 app.command("prune", cls=Command, short_help="Make a model's weights sparse, and fine-tune it.")(prune.prune)
 app.command("sparsity", cls=Command, short_help="Show the zeros in a model's feature maps.")(sparsity.sparsity)

@@ -24,6 +24,7 @@ RIGHT = {
     "optimize": (*SMALL, "--effort", "none"),
     "run": (*SMALL, "--plan", "good.plan.json"),
     "bench": ("net.py:small", "--trust", "--plan", "good.plan.json"),
+    "warm": SMALL,
     "train": (*SMALL, "--data", "synthetic:8", "--batch", "4"),
     "prune": (*SMALL, "--sparsity", "0.5"),
     "sparsity": SMALL,

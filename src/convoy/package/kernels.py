@@ -7,6 +7,7 @@ kernel's work as a team (team.c).
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import platform
 import tempfile
@@ -37,6 +38,12 @@ POOL_FUNCTIONS: Final = ("convoy_pool_new", "convoy_pool_free", "convoy_pool_run
 _COMMON: Final = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-DCONVOY_TEAM")
 
 TEAM_C: Final = Path(__file__).with_name("team.c")
+
+
+_loaded: Final[dict[bytes, ctypes.CDLL]] = {}
+"""SHA-256 of a library → the library."""
+
+_loading: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +109,36 @@ def source_member(kernel: KernelSource) -> str:
 def load_library(code: memoryview) -> ctypes.CDLL:
     """Load a package's library into this process. This runs its code: the caller trusts it.
 
+    A library stays loaded; the same code is loaded once.
+
     Raises:
         PackageError: the loader refuses it.
     """
-    try:
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("convoy-package", os.MFD_CLOEXEC)
+    key = hashlib.sha256(code).digest()
+    with _loading:
+        if key not in _loaded:
             try:
-                _write_all(descriptor, code)
-                return ctypes.CDLL(f"/proc/self/fd/{descriptor}", mode=os.RTLD_LOCAL | os.RTLD_NOW)
-            finally:
-                os.close(descriptor)
-        with tempfile.TemporaryDirectory(prefix="convoy-package-") as folder:
-            path = Path(folder) / "kernels.so"
-            path.write_bytes(code)
-            return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise PackageError("library", str(error), "a library that this machine's loader accepts") from error
+                _loaded[key] = _opened(code, len(_loaded))
+            except OSError as error:
+                raise PackageError("library", str(error), "a library that this machine's loader accepts") from error
+        return _loaded[key]
+
+
+def _opened(code: memoryview, number: int) -> ctypes.CDLL:
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("convoy-package", os.MFD_CLOEXEC)
+        try:
+            _write_all(descriptor, code)
+            # The loader takes a name that it has seen for the library that it opened then, and descriptors' numbers return:
+            # the number of slashes makes each name another one. (libconvoy puts its slashes behind `fd`.)
+            name = f"/proc/self{'/' * (number + 2)}fd/{descriptor}"
+            return ctypes.CDLL(name, mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        finally:
+            os.close(descriptor)
+    with tempfile.TemporaryDirectory(prefix="convoy-package-") as folder:
+        path = Path(folder) / "kernels.so"
+        path.write_bytes(code)
+        return ctypes.CDLL(str(path))
 
 
 def _write_all(descriptor: int, code: memoryview) -> None:

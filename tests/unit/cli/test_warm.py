@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torchvision
 
 from convoy.cli import warm
 from convoy.engines import dynamic_weight
@@ -61,4 +60,6 @@ def test_a_machine_without_a_compiler_is_told_so(command: Command, monkeypatch: 
 
 
 def test_the_usual_nets_are_known() -> None:
+    import torchvision
+
     assert set(warm.USUAL) <= set(torchvision.models.list_models())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import convoy
 from convoy.zoo import load_model
@@ -89,6 +90,27 @@ def test_the_program_of_the_inputs_shape_runs(libconvoy: Libconvoy, tmp_path: Pa
             y = torch.empty(len(x), 7)
             assert net.run([x], [y]) == 0, libconvoy.error()
             assert torch.equal(y, opened(x))
+
+
+@pytest.fixture(scope="module")
+def pooling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package whose library has another function alone."""
+    model, settings = nn.Sequential(nn.MaxPool2d(2)).eval(), convoy.Settings(effort="none")
+    path = tmp_path_factory.mktemp("pooling") / "pooling.convoy"
+    return convoy.export(model, path, (X,), portable=True, settings=settings)
+
+
+def test_two_nets_at_once_run_their_own_code(libconvoy: Libconvoy, pooling: Path, portable: Path) -> None:
+    expected, pooled = convoy.open(portable, trust=True)(X), convoy.open(pooling, trust=True)(X)
+    torch.testing.assert_close(pooled, nn.functional.max_pool2d(X, 2))
+    with libconvoy.opened(pooling) as first, libconvoy.opened(portable) as second, libconvoy.opened(pooling) as third:
+        y = torch.empty(2, 7)
+        assert second.run([X], [y]) == 0, libconvoy.error()
+        assert torch.equal(y, expected)
+        for net in (first, third):
+            z = torch.empty_like(pooled)
+            assert net.run([X], [z]) == 0, libconvoy.error()
+            assert torch.equal(z, pooled)
 
 
 def test_wrong_tensors_are_errors_and_the_net_goes_on(libconvoy: Libconvoy, portable: Path) -> None:

@@ -10,6 +10,9 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+/* Most nets that are open at once. */
+enum { MOST_SLASHES = 3000 };
+
 static convoy_status damaged(const char *path, const char *what) {
     return fail(CONVOY_DAMAGED, "%s: no whole .convoy package: %s; copy or export it again", path, what);
 }
@@ -112,11 +115,13 @@ static convoy_status read_weights(package *p, const char *path) {
     return CONVOY_OK;
 }
 
-/* Load the library from a file in memory: its member is no file that the loader can open. */
+/* Load the library from a file in memory: its member is no file that the loader can open.
+ *
+ * While a library is open, the loader takes its name for it, and descriptors' numbers return: further slashes make a name that is free. */
 static convoy_status load_library(package *p, const char *path) {
     const json *name = json_get(p->manifest, "library", JSON_TEXT);
     const member *file = name ? archive_find(&p->files, name->text) : NULL;
-    char opened[64];
+    char opened[MOST_SLASHES + 64], slashes[MOST_SLASHES + 1] = "/";
     if (!file) return fail(CONVOY_NOT_PORTABLE, "%s: it holds no compiled code: export it with --portable", path);
     int memory = memfd_create("convoy-package", MFD_CLOEXEC);
     if (memory < 0) return fail(CONVOY_OUT_OF_MEMORY, "%s: no memory for its code", path);
@@ -128,7 +133,13 @@ static convoy_status load_library(package *p, const char *path) {
         }
         done += (size_t)now;
     }
-    snprintf(opened, sizeof opened, "/proc/self/fd/%d", memory);
+    for (size_t count = 1; count < MOST_SLASHES; count++) {
+        snprintf(opened, sizeof opened, "/proc/self/fd%s%d", slashes, memory);
+        void *taken = dlopen(opened, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+        if (!taken) break;
+        dlclose(taken);
+        slashes[count] = '/';
+    }
     p->library = dlopen(opened, RTLD_NOW | RTLD_LOCAL);
     close(memory);
     if (!p->library) return fail(CONVOY_OTHER_MACHINE, "%s: its code cannot be loaded here: %s", path, dlerror());

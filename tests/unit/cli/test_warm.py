@@ -13,6 +13,7 @@ from convoy.engines import dynamic_weight
 from convoy.engines.compilers import host_compiler
 from convoy.errors import CompileError
 from convoy.support import Support
+from convoy.zoo import import_torchvision
 from tests.e2e.command import NET, Command
 
 WORDS = ("--trust", "--size", "16", "--device", "cpu")
@@ -60,6 +61,4 @@ def test_a_machine_without_a_compiler_is_told_so(command: Command, monkeypatch: 
 
 
 def test_the_usual_nets_are_known() -> None:
-    import torchvision
-
-    assert set(warm.USUAL) <= set(torchvision.models.list_models())
+    assert set(warm.USUAL) <= set(import_torchvision().models.list_models())

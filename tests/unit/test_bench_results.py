@@ -48,14 +48,17 @@ UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "co
 UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy", "break_even"), "1")
 UNITS |= SCALING_UNITS | {"total_us": "us", "energy_uj": "uJ", "region_us": "us", "workspace_bytes": "B"}
 UNITS |= {"correlation": "1", "slope_us": "us/%", "dense_cost": "1", "share_of_dense": "1", "wrong_share": "1"}
-UNITS |= {"first_s": "s", "first_cpu_s": "s"}
+UNITS |= {"first_s": "s", "first_cpu_s": "s", "growth_bytes": "B", "package_bytes": "B"}
+UNITS |= dict.fromkeys(("open_s", "open_cpu_s", "runtime_s", "runtime_cpu_s"), "s")
 UNITS |= {f"{mode}overrun_{time_s}s": "1" for mode in ("", "training_") for time_s in (10, 30, 60)}
 UNITS |= dict.fromkeys(("replay_ms", "call_ms", "latency_p99_ms"), "ms")
 UNITS |= dict.fromkeys(("check_us", "host_us", "call_us"), "us")
-SIGNED = {"correlation", "slope_us", *DIFFERENCES}
+SIGNED = {"correlation", "slope_us", "growth_bytes", *DIFFERENCES}
 """Metrics that may be below zero."""
 JOINED = {"convoy.dense", "convoy.fused", "convoy.dense+pool", "convoy.dense+convoy.pool", "cudnn.best+pool"}
 """The best of several engines, and convolutions with a pooling behind them, in `bench/zeroskip/zeroskip.py`."""
+JOINED |= {"libconvoy"}
+"""The C runtime, in `bench/package.py`."""
 JOINED |= {"all"}
 """Who took a comparison's time in `bench/compare/compare.py`."""
 WAYS = {f"convoy.{way}" for way in ("criteria", "neighbours", "models", "config")}

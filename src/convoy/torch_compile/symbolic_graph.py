@@ -10,6 +10,8 @@ import torch
 from torch import fx
 
 from convoy.torch_compile.dispatch_modes import modes_forbid_tuning
+from convoy.torch_compile.inference_graph import InferenceGraph
+from convoy.torch_compile.symbolic_batch import BatchInputs, SymbolicBatch
 from convoy.user_warning import warn_user
 
 MOST_SHAPES: Final = 8
@@ -24,6 +26,9 @@ Compile = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Callable[..., Any]]
 
 class SymbolicGraph:
     """Runs a graph with symbolic shapes by a graph of fixed shapes for each that came twice, else as PyTorch runs it.
+
+    Without gradients, a batch of another size is split and padded among those that are compiled, where that is faster
+    (`SymbolicBatch`).
 
     Dynamo makes a graph symbolic as soon as a batch of another size comes, such as the last one of an epoch, and uses it for
     all sizes from then on.
@@ -42,16 +47,44 @@ class SymbolicGraph:
         self._seen: set[tuple[Any, ...]] = set()
         self._told = False
         self.fixed: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        batch = BatchInputs.of(graph_module, self._free_at)
+        self._parts = None if batch is None else SymbolicBatch(graph_module, batch)
+        self._untimed: set[tuple[Any, ...]] = set()
 
     def __call__(self, *inputs: Any) -> Any:
         """Run once."""
         key = _key([inputs[i] for i in self._free_at])
         found = self.fixed.get(key)
+        again = key in self._seen
         if found is None:
             found = self._fixed(key, inputs)
         if found is None:
-            return self._module(*inputs)
-        return found(*[value for value in inputs if isinstance(value, torch.Tensor)])
+            return self._other(inputs, again=again)
+        made = found(*[value for value in inputs if isinstance(value, torch.Tensor)])
+        if key in self._untimed:
+            self._take(key, inputs, found)
+        return made
+
+    def _other(self, inputs: Sequence[Any], *, again: bool) -> Any:
+        """Run a call whose shapes are not compiled: by graphs of other batch sizes, or as PyTorch does."""
+        made = None
+        if self._parts is not None and not modes_forbid_tuning():
+            made = self._parts(inputs, lambda part: self.fixed.get(_key([part[i] for i in self._free_at])))
+        if made is not None:
+            return made
+        if again and len(self.fixed) >= MOST_SHAPES:
+            self._tell()
+        return self._module(*inputs)
+
+    def _take(self, key: tuple[Any, ...], inputs: Sequence[Any], found: Callable[..., Any]) -> None:
+        """Use a graph that was compiled in this call for other batch sizes too, if it runs a plan."""
+        with self._lock:
+            if key not in self._untimed:
+                return
+            self._untimed.remove(key)
+        plan = found.plan if isinstance(found, InferenceGraph) else None
+        if self._parts is not None and plan is not None and not plan.baseline:
+            self._parts.take(inputs, found)
 
     def _fixed(self, key: tuple[Any, ...], inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """The graph for these shapes; None where they are new, or too many were compiled."""
@@ -66,10 +99,10 @@ class SymbolicGraph:
                 self._seen.add(key)
                 return None
             if len(self.fixed) >= MOST_SHAPES:
-                self._tell()
                 return None
             tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
             self.fixed[key] = self._compile(_with_numbers(self._module, inputs), tensors)
+            self._untimed.add(key)
             return self.fixed[key]
 
     def _tell(self) -> None:

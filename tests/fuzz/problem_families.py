@@ -44,6 +44,7 @@ CLAIMS = {
     "aten": ("fprop", "dgrad", "wgrad", "piece"),
     "reference": ("fprop", "dgrad", "wgrad", "piece"),
     "inductor": ("piece",),
+    "inductor.whole": ("piece",),
     "cudnn": ("fprop", "dgrad", "wgrad"),
     "foreach": ("piece",),
     "gemm": ("fprop", "dgrad", "wgrad"),

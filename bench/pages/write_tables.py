@@ -31,6 +31,7 @@ from bench.pruned.pruned_tables import pruned_net_table, pruned_table
 from bench.scaling.scaling_tables import scaling_table
 from bench.shared.rows import Row, preferred_first, rows_of
 from bench.study.strategies_table import strategies_table
+from bench.sweep.zoo_table import zoo_table
 from bench.tuning.choice_tables import (
     criteria_table,
     prediction_table,
@@ -108,6 +109,7 @@ def render(page: Path) -> dict[str, str]:
         "pruned": section("pruned", pruned_table, "Pruned weights", all_devices=every),
         "pruned-net": section("pruned-net", pruned_net_table, "Pruned nets", all_devices=every),
         "zeroskip": section("zeroskip", zeroskip_table, "Zeros in feature maps", all_devices=every),
+        "zoo": section("zoo", zoo_table, "Families of timm and torchvision", all_devices=every),
         "selection": section("selection", selection_table, "The exact solver", all_devices=every),
         "inference-figure": figures("inference", page, all_devices=every),
         "cpu-inference-figure": figures("cpu-inference", page, all_devices=every),

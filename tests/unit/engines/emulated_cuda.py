@@ -41,8 +41,8 @@ def emulated_map(tensor, described):
     return found
 
 
-GXX = ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-D__device__=", "-D__forceinline__=inline"]
-"""The host's compiler, for kernels and for the device's header alike."""
+GXX = ["g++", "-std=c++17", "-Og", "-w", "-fPIC", "-D__device__=", "-D__forceinline__=inline"]
+"""The host's compiler, for kernels and for the device's header alike. -Og, because most kernels are compiled for one launch."""
 
 
 def kernel_libraries(folder, device):

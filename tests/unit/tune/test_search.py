@@ -388,8 +388,11 @@ def test_what_had_no_room_on_a_gpu_is_tried_again(fakes, database, target, asked
 
 
 @pytest.mark.parametrize("crowded", [("aten", "big"), ("aten",), ("big",)])
-def test_where_there_is_no_room_for_the_baseline_it_is_predicted(fakes, database, crowded):
+def test_where_there_is_no_room_for_the_baseline_it_is_predicted(fakes, database, crowded, tmp_path, request):
     """A device that others fill, or a limit: selection needs a time of every node, and what it takes in the net it has there."""
+    if crowded == ("aten", "big"):  # nothing is measured: the rows that Convoy ships are all there is to predict from
+        database = type(database).open(tmp_path / "shipped.db", shipped=True)
+        request.addfinalizer(database.close)
     ids = fakes(Fake("aten"), Fake("big"), Fake("wrong"))
     runner = Full(lambda engine, k: 0.0 if engine == "wrong" else 10.0, GPU)
     runner.crowded = crowded

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 FOLDER = Path("convoy-demo")
-TIME_S = "60"
-"""Seconds for the whole command."""
+TIME_S = sys.argv[1] if len(sys.argv) > 1 else "60"
+"""Seconds for the whole command: `python examples/demo.py 20` takes 20."""
 
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket")
 """Photographs that lie inside scikit-image's wheel: nothing is downloaded."""

@@ -12,7 +12,9 @@ from convoy.capture import Captured, capture_inference, captured_function, funct
 from convoy.capture.functionalize import _IN_PLACE, _KEPT, _MAY_SHARE, aten
 from convoy.zoo import input_size, load_model
 
-NETS = ["alexnet", "googlenet", "mobilenet_v2", "densenet121", "efficientnet_b0"]
+NETS = ["alexnet", "googlenet", "efficientnet_b0"]
+NETS += [pytest.param(net, marks=pytest.mark.long) for net in ("mobilenet_v2", "densenet121")]
+"""Each call of those marked is one of `OPERATORS` below."""
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def described(program):
     return list(zip(calls, specs, strict=True))
 
 
-@pytest.mark.parametrize("net", ["mobilenet_v2", "efficientnet_b0"])
+@pytest.mark.parametrize("net", [pytest.param("mobilenet_v2", marks=pytest.mark.long), "efficientnet_b0"])
 def test_on_a_gpu_that_is_not_there_they_are_the_same_too(net):
     """Shapes, strides, dtypes and devices of what PyTorch takes for tensors on a GPU."""
     model = load_model(net).eval().half()

@@ -83,7 +83,9 @@ def test_a_step_is_that_of_autograd():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["alexnet", "resnet18", "googlenet", "timm:efficientnet_b0"])
+@pytest.mark.parametrize(
+    "name", ["alexnet", "resnet18", pytest.param("googlenet", marks=pytest.mark.long), "timm:efficientnet_b0"]
+)
 def test_nets_of_the_zoo(name: str):
     model = load_model(name).train()
     for module in model.modules():

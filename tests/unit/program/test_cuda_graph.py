@@ -27,6 +27,7 @@ from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program import CudaGraphProgram, Program, build_program, recording, runnable_program, step_timeline
 from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.runnable_program import eager_of
+from convoy.program.shared_memory import SharedMemory, sharing
 from convoy.training import training_job
 from tests.unit.program.fake_cuda import CPU, ENDED, REFUSED, FakeCuda, install
 
@@ -308,3 +309,26 @@ def test_a_replayed_training_plan_tells_of_it_in_the_steps_notes(
     step = convoy.training_step(*given, plan=path, settings=settings)
     assert eager_of(step.program.runnable).recordable  # type: ignore[arg-type]
     assert step.notes[-1] == NOTE
+
+
+def test_programs_of_one_memory_run_one_at_a_time_in_one_pool_and_one_set_of_input_buffers(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+):
+    pools: list[object] = []
+    plain = recording.recording
+
+    def spy(graph, stream, pool=None):
+        pools.append(pool)
+        return plain(graph, stream, pool)
+
+    monkeypatch.setattr("convoy.program.cuda_graph.recording", spy)
+    memory = SharedMemory()
+    with sharing(memory):
+        one, other = graph_of(Adds(cuda)), graph_of(Adds(cuda), Adds(cuda))
+    alone = graph_of(Adds(cuda))
+    assert one._lock is other._lock is memory.lock
+    assert one._done is other._done
+    assert pools[0] == pools[1] is not None
+    assert pools[2] is None
+    assert one.inputs[0].data_ptr() == other.inputs[0].data_ptr() != alone.inputs[0].data_ptr()
+    assert alone._lock is not memory.lock

@@ -80,6 +80,8 @@ ELSEWHERE = {
     "report": ("tests/unit/compare", "it needs the run file of a comparison"),
     "scale": ("tests/unit/compare", "it trains on as many devices as it names"),
     "study": ("tests/unit/compare", "it measures every algorithm on every layer"),
+    "bench": ("tests/unit/package/test_bench_package.py", "it measures for half a minute"),
+    "export --batches": ("tests/e2e/test_package.py", "it tunes a program for each batch size"),
     "export --portable": ("tests/e2e/test_package.py", "it compiles every kernel"),
     "runtime": ("tests/e2e/test_package.py", "it compiles the runtime"),
     "prune --advise": ("tests/e2e/test_prune.py", "it measures every layer at every sparsity"),
@@ -89,7 +91,7 @@ ELSEWHERE = {
 
 def elsewhere(words: list[str]) -> tuple[str, str] | None:
     """Where a line runs instead, and why; None if it runs here."""
-    long = [flag for flag in ("--advise", "--portable") if flag in words]
+    long = [flag for flag in ("--advise", "--batches", "--portable") if flag in words]
     return ELSEWHERE.get(" ".join([words[0], *long]))
 
 

@@ -15,7 +15,6 @@ import torch
 from convoy.engines.competition import competing_engines
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import ConvoyError, SelectionError
-from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb.row import Measurement
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end import Latency, TimingLimits, interleave
@@ -165,6 +164,9 @@ def _rival(
     return Rival(only, make_plan(net, only, settings, (), found))
 
 
+_FAILURES: Final = (ConvoyError, RuntimeError, AssertionError, MemoryError)
+"""Errors of a compiled program: of its build, its capture, its checks of strides, or for lack of memory."""
+
 Timer = Callable[..., dict[str, Latency]]
 """`end_to_end.interleave`."""
 
@@ -206,9 +208,7 @@ def fastest_of(
             outcome = None
             if best in times and end_to_end.is_faster(times[best], times[_PLAN]):
                 outcome = check.both(programs[best], limits())
-    except Exception as error:  # everything: out of memory has several types; any other error is raised again
-        if not is_out_of_memory(error):
-            raise
+    except _FAILURES:  # the selected plan is there: what fails beside it is no rival
         torch.cuda.empty_cache()
         return built
     told = ", ".join(f"{name} {one.median_ms:.3f}" for name, one in times.items() if name != _PLAN)
@@ -249,10 +249,6 @@ def _built(plan: Plan, net: Net, settings: Settings) -> Program | None:
     try:
         with phase("build", "net as one program"):
             return build_program(plan, net.captured, net.regions_by_nodes, net.target, settings, tuned=True)
-    except ConvoyError:
-        return None
-    except Exception as error:  # everything: out of memory has several types; any other error is raised again
-        if not is_out_of_memory(error):
-            raise
+    except _FAILURES:
         torch.cuda.empty_cache()
         return None

@@ -39,6 +39,9 @@ CLOSE: Final = 1.25
 SURELY_FASTER: Final = 2.0
 """From this speed-up over PyTorch's own run on, effort `none` does not try PyTorch's other memory format."""
 
+FASTER_ON_A_CPU: Final = 1.05
+"""The same on a CPU, where a run takes so long that the trial was 40 % of a first answer (ResNet-50 on two cores)."""
+
 FIRST_ROUNDS: Final = 3
 """Rounds after which a program that is clearly slower than the plan is timed no longer."""
 
@@ -81,13 +84,9 @@ def rivals_of(net: Net, found: SearchResult, built: BuiltPlan, settings: Setting
         settings: whose solver must be the exact one: another was asked for by name.
     """
     region = whole_region(net)
-    first = settings.effort is Effort.NONE
-    if (
-        region is None
-        or built.wrong
-        or settings.solver is not Solver.EXACT
-        or (first and _gain(built) >= SURELY_FASTER)
-    ):
+    enough = SURELY_FASTER if net.target.device == "cuda" else FASTER_ON_A_CPU
+    is_sure = settings.effort is Effort.NONE and _gain(built) >= enough
+    if region is None or built.wrong or settings.solver is not Solver.EXACT or is_sure:
         return []
     running = {(step.config, step.problem) for step in built.plan.steps if step.nodes == region.nodes}
     limit_us = CLOSE * built.plan.total_us
@@ -203,7 +202,7 @@ def fastest_of(
         return built
     try:
         with phase("check", "net as one program"):
-            times = _times(built, programs, check, limits(), timer)
+            times = _times(built, programs, check, _rounds(limits(), settings), timer)
             best = min(programs, key=lambda name: times[name].median_ms if name in times else float("inf"))
             outcome = None
             if best in times and end_to_end.is_faster(times[best], times[_PLAN]):
@@ -221,6 +220,11 @@ def fastest_of(
     program = programs[best]
     plan = replace(program.plan, notes=(*built.plan.notes, f"{note}: {best} runs"))
     return replace(built, choice=by_name[best].choice, plan=plan, program=program.with_plan(plan), outcome=outcome)
+
+
+def _rounds(limits: TimingLimits, settings: Settings) -> TimingLimits:
+    """Effort `none` takes the first rounds' word."""
+    return replace(limits, rounds=min(limits.rounds, FIRST_ROUNDS)) if settings.effort is Effort.NONE else limits
 
 
 _PLAN: Final = "as selected"

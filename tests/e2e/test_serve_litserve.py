@@ -1,4 +1,4 @@
-"""examples/serve_litserve.py: a server with two replicas, asked by a real HTTP client, and ended while it has requests."""
+"""examples/serving/serve_litserve.py: a server with two replicas, asked by a real HTTP client, and ended while it has requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch import nn
 
 import convoy
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "serve_litserve.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "serving" / "serve_litserve.py"
 START_S = 120.0
 WAIT_MS = 1000
 """Longer than a request takes to arrive: the server is told to end while its requests wait for their batch to fill up."""

@@ -20,7 +20,8 @@ from convoy.capture.passes.permuted_layers import permuted_layers
 from convoy.capture.passes.recognise_layers import recognise_layers
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.transposed_convolutions import transposed_convolutions
-from convoy.capture.recorded_run import RecordedProgram, recorded
+from convoy.capture.recording.recorded_program import RecordedProgram
+from convoy.capture.recording.recorded_run import recorded
 from convoy.errors import CaptureError
 from convoy.graph.verify import verify
 from convoy.narrowing import is_tuple
@@ -55,7 +56,7 @@ def capture_inference(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
 
     Raises:
         CaptureError: the model cannot be exported (data-dependent control flow, say), with the exporter's own words; or it
-            does what a graph cannot hold. `convoy.pipeline.parts` then finds the modules that can be captured.
+            does what a graph cannot hold. `convoy.pipeline.by_parts.parts` then finds the modules that can be captured.
     """
     return capture_with_original(model, args, kwargs)[0]
 

@@ -13,7 +13,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from convoy.capture.draft import Draft, spec_of
 from convoy.capture.lower_nodes import NodeLowering
 from convoy.capture.node_names import ModulePathNames
-from convoy.capture.recorded_run import RecordedProgram
+from convoy.capture.recording.recorded_program import RecordedProgram
 from convoy.capture.structure import ConstantLeaf, Leaf, Structure
 from convoy.errors import CaptureError
 

@@ -20,6 +20,7 @@ from convoy.dynamic.read_dynamic import read_dynamic
 from convoy.dynamic.tune_sizes import tune_sizes
 from convoy.engines.competition import competing_engines
 from convoy.errors import CaptureError, InputError, PlanError
+from convoy.pipeline.by_parts.parts import PartsJob, optimize_parts
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.improve import improved
@@ -27,7 +28,6 @@ from convoy.pipeline.isolation import isolate, preserve_global_state
 from convoy.pipeline.model_arguments import checked_model, checked_name
 from convoy.pipeline.observer import Observer
 from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult, stock_result
-from convoy.pipeline.parts import PartsJob, optimize_parts
 from convoy.pipeline.plan_target import arguments_of, check_target, device_of, target_for, warn_of_changes
 from convoy.pipeline.profile_output import profiled
 from convoy.pipeline.tune_in_time import overrun_note

@@ -15,9 +15,9 @@ from convoy.errors import PlanError
 from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.call_forms import Arrangement, CallArguments, ForwardSignature
-from convoy.program.contents import contents_checks
-from convoy.program.module_state import ModuleState
 from convoy.program.runnable_program import Program
+from convoy.program.state.contents import contents_checks
+from convoy.program.state.module_state import ModuleState
 from convoy.user_warning import warn_user
 
 Tuner = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan | None], Program]

@@ -15,7 +15,7 @@ import torch
 
 from convoy.engines.base import Packed
 from convoy.program.calls import is_plain
-from convoy.program.contents import sums
+from convoy.program.state.contents import sums
 
 LEAST_BYTES: Final = 4096
 """Smaller tensors, such as most biases, are left alone: a comparison costs more than they do."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from convoy.program.module_contents import has_pointer
+from convoy.program.state.module_contents import has_pointer
 from convoy.training.capturable_optimizers import options
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from convoy.capture import capture_with_original
-from convoy.capture.recorded_run import recorded
+from convoy.capture.recording.recorded_run import recorded
 
 X = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 

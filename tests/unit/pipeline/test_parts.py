@@ -13,10 +13,10 @@ from torch import nn
 
 import convoy
 from convoy.errors import CaptureError
+from convoy.pipeline.by_parts.module_calls import depends_on_data, module_calls
+from convoy.pipeline.by_parts.partwise_module import PartwiseModule
 from convoy.pipeline.check import end_to_end, parts_check
 from convoy.pipeline.isolation import isolate
-from convoy.pipeline.module_calls import depends_on_data, module_calls
-from convoy.pipeline.partwise_module import PartwiseModule
 from tests.unit.pipeline.untimed import plans_kept
 
 

@@ -15,8 +15,8 @@ import convoy
 from convoy.deadline import Deadline
 from convoy.perfdb import Database
 from convoy.pipeline import improve as improving
+from convoy.pipeline.by_parts.partwise_module import OptimizedPart, PartwiseModule
 from convoy.pipeline.check.end_to_end import Latency
-from convoy.pipeline.partwise_module import OptimizedPart, PartwiseModule
 from convoy.plan import Plan
 from convoy.program import OptimizedModule, Program
 from convoy.settings import Effort, Settings

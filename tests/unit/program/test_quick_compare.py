@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from convoy.program import quick_compare
-from convoy.program.module_state import ModuleState
 from convoy.program.quick_compare import Addresses, DictVersions
+from convoy.program.state.module_state import ModuleState
 
 
 @pytest.fixture(params=[True, False], ids=["counted", "by hand"])

@@ -22,8 +22,8 @@ from torch.nn.utils import parametrizations, prune
 
 import convoy
 from convoy.pipeline.check import end_to_end
-from convoy.program.contents import contents_checks
 from convoy.program.optimized_module import OptimizedModule
+from convoy.program.state.contents import contents_checks
 from convoy.training.step import TrainingStep
 from convoy.training.step_program import StepOptions, StepProgram
 

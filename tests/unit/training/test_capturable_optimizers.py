@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from convoy.program.module_state import ModuleState
+from convoy.program.state.module_state import ModuleState
 from convoy.training.capturable_optimizers import capturable, has_state, options, why_not_capturable
 from convoy.training.capture_guard import CaptureGuard
 from convoy.training.gradient_allreduce import clip

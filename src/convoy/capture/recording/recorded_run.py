@@ -11,58 +11,22 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 import torch
 from torch import fx, nn
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from convoy.capture.attribute_snapshot import AttributeSnapshot
 from convoy.capture.copies import copied_arguments, separate_copy
 from convoy.capture.export import tracing
 from convoy.capture.functionalize import SimpleCalls, rewrite_calls
+from convoy.capture.recording.recorded_program import RecordedNesting, RecordedProgram, RecordedSignature
+from convoy.capture.recording.recorder_modes import RecordCalls, RefuseReadValues
 from convoy.engines.torch_flags import convolutions
 from convoy.typed_torch import named_modules
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedSignature:
-    """Which inputs and outputs a recorded graph has, as in `torch.export`'s signature."""
-
-    input_specs: tuple[InputSpec, ...]
-    output_specs: tuple[OutputSpec, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedNesting:
-    """How arguments and results nest."""
-
-    in_spec: pytree.TreeSpec
-    out_spec: pytree.TreeSpec
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedProgram:
-    """What `lower` reads of an `ExportedProgram`, from a run.
-
-    Attributes:
-        graph: the calls, without writes.
-        graph_signature: inputs and outputs.
-        state_dict: the model's parameters and buffers by name.
-        call_spec: how arguments and results nest.
-        constants: further tensors by name; none.
-    """
-
-    graph: fx.Graph
-    graph_signature: RecordedSignature
-    state_dict: dict[str, torch.Tensor]
-    call_spec: RecordedNesting
-    constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
 
 class _NotRecordableError(Exception):
@@ -171,7 +135,12 @@ class _Run:
         hooks = [hook for name, module in named_modules(self._model) for hook in self._marks(name, module)]
         device = next((arg.device for arg in self._args if isinstance(arg, torch.Tensor)), torch.device("cpu"))
         try:
-            with convolutions("as_torch", device), _ReadValues(self), enable_python_dispatcher(), _Calls(self):
+            with (
+                convolutions("as_torch", device),
+                RefuseReadValues(self.refuse),
+                enable_python_dispatcher(),
+                RecordCalls(self.call),
+            ):
                 return self._model(*self._args)
         finally:
             for hook in hooks:
@@ -243,82 +212,3 @@ class _Run:
         return RecordedProgram(
             self._graph, RecordedSignature(tuple(self._kept), specs), state, RecordedNesting(in_spec, out_spec)
         )
-
-
-class _Calls(SchemaCheckMode):
-    """Sees each call before PyTorch splits composite operators, as the exporter does.
-
-    The exporter's own modes are the only others that PyTorch lets see them; this one is for runs on real tensors.
-    """
-
-    def __init__(self, run: _Run) -> None:
-        super().__init__()
-        self._dispatch_key = torch._C.DispatchKey.PreDispatch
-        self._run = run
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record a call."""
-        del types
-        with cast("Any", torch._C)._DisablePythonDispatcher():
-            return self._run.call(func, args, kwargs or {})
-
-
-_METADATA: Final = frozenset(
-    {
-        "__len__",
-        "dim",
-        "element_size",
-        "get_device",
-        "is_complex",
-        "is_contiguous",
-        "is_floating_point",
-        "nelement",
-        "ndimension",
-        "numel",
-        "size",
-        "stride",
-    }
-)
-"""Methods that tell what is known without a tensor's values."""  # fmt: skip
-
-_PROPERTIES: Final = frozenset(
-    {
-        "device",
-        "dtype",
-        "is_cpu",
-        "is_cuda",
-        "is_leaf",
-        "is_quantized",
-        "is_sparse",
-        "layout",
-        "ndim",
-        "requires_grad",
-        "shape",
-    }
-)
-
-
-class _ReadValues(TorchFunctionMode):
-    """Refuses a run in which Python reads values out of a tensor, or writes a tensor's attributes: no operator shows that."""
-
-    def __init__(self, run: _Run) -> None:
-        super().__init__()
-        self._run = run
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Call a function of torch."""
-        del types
-        named: dict[str, Any] = kwargs or {}
-        made = func(*args, **named)
-        if not isinstance(made, torch.Tensor) and any(
-            isinstance(arg, torch.Tensor) for arg in (*args, *named.values())
-        ):
-            name = getattr(func, "__name__", "")
-            known = (
-                getattr(getattr(func, "__self__", None), "__name__", "") in _PROPERTIES
-                if name == "__get__"
-                else name in _METADATA
-            )
-            if not known:
-                self._run.refuse()
-        return made

@@ -2,7 +2,7 @@
 
     pip install litserve
     convoy export resnet18 --batches 1,4,8 -o resnet18.convoy
-    python examples/serve_litserve.py resnet18.convoy --trust --replicas 2 --wait-ms 5
+    python examples/serving/serve_litserve.py resnet18.convoy --trust --replicas 2 --wait-ms 5
 
 A request is JSON: `{"x": ...}` with the bytes of one sample (C order, little-endian) in base64. The answer is `{"y": [...]}`, the
 values of the first output.

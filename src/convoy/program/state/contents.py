@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from convoy.program.module_contents import has_pointer
+from convoy.program.state.module_contents import has_pointer
 
 _COLUMNS: Final = 1024
 _CHUNK: Final = {"cuda": 1 << 26, "cpu": 1 << 20}

@@ -15,13 +15,13 @@ from torch.utils import _pytree as pytree
 from convoy.capture.copies import copy_sharing_tensors
 from convoy.deadline import Deadline
 from convoy.errors import CaptureError
+from convoy.pipeline.by_parts.module_calls import ModuleCalls, depends_on_data, module_calls
+from convoy.pipeline.by_parts.partwise_module import OptimizedPart, PartwiseModule, replace_modules
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.parts_check import check_outputs
 from convoy.pipeline.isolation import IsolatedCopy, isolate, overrides_train
-from convoy.pipeline.module_calls import ModuleCalls, depends_on_data, module_calls
 from convoy.pipeline.observer import Observer
 from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult
-from convoy.pipeline.partwise_module import OptimizedPart, PartwiseModule, replace_modules
 from convoy.pipeline.summarize import summarize_parts
 from convoy.pipeline.whole_model import tune_whole
 from convoy.plan.plan import Plan

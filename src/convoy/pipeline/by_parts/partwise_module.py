@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from convoy.errors import CaptureError
+from convoy.pipeline.by_parts.module_calls import module_calls
 from convoy.pipeline.isolation import isolate
-from convoy.pipeline.module_calls import module_calls
 from convoy.plan.plan import Plan
 from convoy.program import OptimizedModule, Program
 from convoy.program.call_forms import checked_arguments

@@ -1,0 +1,1 @@
+"""A net's graph from one recorded run, which is faster than an export."""

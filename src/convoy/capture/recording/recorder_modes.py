@@ -1,0 +1,89 @@
+"""The modes of PyTorch under which a run is recorded: one sees the calls, the other the values that Python reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import torch
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.overrides import TorchFunctionMode
+
+
+class RecordCalls(SchemaCheckMode):
+    """Sees each call before PyTorch splits composite operators, as the exporter does.
+
+    The exporter's own modes are the only others that PyTorch lets see them; this one is for runs on real tensors.
+    """
+
+    def __init__(self, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._dispatch_key = torch._C.DispatchKey.PreDispatch
+        self._record = record
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record a call."""
+        del types
+        with cast("Any", torch._C)._DisablePythonDispatcher():
+            return self._record(func, args, kwargs or {})
+
+
+_METADATA: Final = frozenset(
+    {
+        "__len__",
+        "dim",
+        "element_size",
+        "get_device",
+        "is_complex",
+        "is_contiguous",
+        "is_floating_point",
+        "nelement",
+        "ndimension",
+        "numel",
+        "size",
+        "stride",
+    }
+)
+"""Methods that tell what is known without a tensor's values."""  # fmt: skip
+
+_PROPERTIES: Final = frozenset(
+    {
+        "device",
+        "dtype",
+        "is_cpu",
+        "is_cuda",
+        "is_leaf",
+        "is_quantized",
+        "is_sparse",
+        "layout",
+        "ndim",
+        "requires_grad",
+        "shape",
+    }
+)
+
+
+class RefuseReadValues(TorchFunctionMode):
+    """Refuses a run in which Python reads values out of a tensor, or writes a tensor's attributes: no operator shows that."""
+
+    def __init__(self, refuse: Callable[[], None]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        del types
+        named: dict[str, Any] = kwargs or {}
+        made = func(*args, **named)
+        if not isinstance(made, torch.Tensor) and any(
+            isinstance(arg, torch.Tensor) for arg in (*args, *named.values())
+        ):
+            name = getattr(func, "__name__", "")
+            known = (
+                getattr(getattr(func, "__self__", None), "__name__", "") in _PROPERTIES
+                if name == "__get__"
+                else name in _METADATA
+            )
+            if not known:
+                self._refuse()
+        return made

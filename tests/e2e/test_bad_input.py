@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from convoy.cli import options
+from convoy.engines.manifest import MANIFEST
 from convoy.pipeline.check import end_to_end
 from convoy.target import Target
 from tests.e2e.command import Command
@@ -118,7 +119,7 @@ def plan(convoy_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch)
             (*SMALL, "--tuning-memory-bytes", "much"),
             "--tuning-memory-bytes: got 'much', expected a size such as 256MiB",
         ),
-        ((*SMALL, "--only-engines", "nobody"), "--only-engines: got 'nobody', expected one of 61 names"),
+        ((*SMALL, "--only-engines", "nobody"), f"--only-engines: got 'nobody', expected one of {len(MANIFEST)} names"),
         ((*SMALL, "--numerics", "loose"), "--numerics: got 'loose', expected one of strict, as_torch, half"),
         ((*SMALL, "--effort", "heroic"), "--effort: got 'heroic', expected one of none, quick, full"),
         ((*SMALL, "--solver", "magic"), "--solver: got 'magic', expected one of exact, greedy, single, baseline"),

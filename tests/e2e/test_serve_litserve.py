@@ -1,4 +1,4 @@
-"""examples/serving/serve_litserve.py: a server with two replicas, asked by a real HTTP client, and ended while it has requests."""
+"""The LitServe example: a server with two replicas, asked by a real HTTP client, and ended while it has requests."""
 
 from __future__ import annotations
 

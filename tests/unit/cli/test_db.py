@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from convoy import cli
 from convoy.cli.db import app
+from convoy.engines.manifest import MANIFEST, RETIRED
 from convoy.perfdb import Database, Measurement, Status, sql
 from convoy.perfdb.record import COLUMNS, to_record
 from convoy.problem import ConvProblem, EngineConfig, Knobs
@@ -203,7 +204,7 @@ def test_clear_asks_first(db: Path) -> None:
         ),
         (
             ("clear", "--engine", "atenn", "--yes"),
-            "--engine: got 'atenn', expected one of 63 names. Did you mean aten?",
+            f"--engine: got 'atenn', expected one of {len(MANIFEST) + len(RETIRED)} names. Did you mean aten?",
         ),
         (("list", "--engine", "atenn"), "Did you mean aten?"),
         (("list", "--target", "zz"), "--target: got 'zz', expected a target of this database"),

@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from convoy.cli import inputs, kept, options
-from convoy.cli.command import GOAL, MODEL, OUTPUT
+from convoy.cli.command_options import export_options as given
 from convoy.cli.output import say
 from convoy.errors import InputError
 
 
 def export(
     model: options.Model,
-    output: Annotated[
-        Path, typer.Option("--out", "-o", help="The package to write, such as net.convoy.", rich_help_panel=OUTPUT)
-    ],
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            "--plan",
-            help="The plan to export, as `convoy optimize --plan` wrote it; else the model is tuned.",
-            rich_help_panel=GOAL,
-        ),
-    ] = None,
-    portable: Annotated[
-        bool,
-        typer.Option("--portable", help="Only C kernels, so that the C runtime can run it.", rich_help_panel=GOAL),
-    ] = False,
-    triton: Annotated[
-        Path | None,
-        typer.Option(
-            "--triton",
-            metavar="FOLDER",
-            help="Also write it into this model repository of Triton Inference Server.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    output: given.Out,
+    plan: given.Plan = None,
+    portable: given.Portable = False,
+    triton: given.Triton = None,
     images: options.Input = None,
     batch: options.Batch = None,
-    batches: Annotated[
-        str | None,
-        typer.Option(
-            "--batches",
-            metavar="N,N,...",
-            help="Several batch sizes, such as 1,8,32: a program for each, with the weights once.",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
+    batches: given.Batches = None,
     size: options.Size = None,
     dtype: options.Dtype = "fp32",
     weights: options.Weights = None,

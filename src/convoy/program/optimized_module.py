@@ -125,14 +125,12 @@ class OptimizedModule(nn.Module):
     ) -> Plan:
         """Tune further, for at most `time_s` seconds, and run the better program from then on.
 
-        The search goes on where it stopped: measurements are in the database. The module may be called by other threads
-        meanwhile; each call is run by one program. A program that is not faster than the present one, timed in turn, is
-        dropped. If the stock module was changed, the programs are made again first (`refresh`).
+        The search goes on where it stopped. Other threads may call the module meanwhile. A program that is not faster than the
+        present one, timed in turn, is dropped. If the stock module was changed, the programs are made again first (`refresh`).
 
         Args:
             time_s: wall time of this call, seconds.
-            args: arguments to tune with, of a tuned shape; without any, those of the first program, with normally distributed
-                numbers.
+            args: arguments of a tuned shape; by default like those of the first program, with normally distributed numbers.
             kwargs: keyword arguments.
 
         Returns:
@@ -252,8 +250,6 @@ class OptimizedModule(nn.Module):
     def memory_of_programs(self) -> SharedMemory | None:
         """What its programs share; None: each has memory of its own."""
         return None
-
-    # --- program or stock module --------------------------------------------------------------------------------------------
 
     def _why_stock(self, cached: CachedProgram | None, tensors: Sequence[torch.Tensor]) -> str | None:
         """Why the stock module must run; empty if the user need not be told; None if the program, where there is one, may run."""

@@ -14,10 +14,10 @@ from convoy.engines.competition import competing_engines
 from convoy.errors import InputError, unknown_name
 from convoy.program.recording import first_line
 from convoy.settings import Settings
+from convoy.torch_compile.compiled_passes import compile_passes
 from convoy.torch_compile.dispatch_modes import without_modes
 from convoy.torch_compile.inference_graph import InferenceGraph
 from convoy.torch_compile.symbolic_graph import SymbolicGraph
-from convoy.torch_compile.training_graph import compile_passes
 from convoy.user_warning import warn_user
 
 _OPTIONS: Final = tuple(field.name for field in fields(Settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,8 @@ from safetensors.torch import save_file
 
 from convoy.engines.manifest import MANIFEST
 from convoy.measurement import detect_target
+from convoy.measurement.scenarios.load_test import BatchTime, LoadTest
+from convoy.measurement.scenarios.scenarios import Latencies
 from convoy.perfdb import Status
 from convoy.pipeline.check import end_to_end
 from convoy.plan import load as load_plan
@@ -200,10 +203,11 @@ def test_version(convoy_command: Command) -> None:
 # docs/reference/json.md
 
 
-def documented() -> dict[str, set[str]]:
-    """Where (`` for the top, `layers[]`, ...) → the fields that docs/reference/json.md lists there."""
+def documented(command: str) -> dict[str, set[str]]:
+    """Where (`` for the top, `layers[]`, ...) → the fields that docs/reference/json.md lists there for a command."""
     found: dict[str, set[str]] = {"": set()}
-    for names, content in re.findall(r"^\| (`.*?) \| (.*) \|$", PAGE, re.MULTILINE):
+    section = PAGE.partition(f"## {command}\n")[2].partition("\n## ")[0]
+    for names, content in re.findall(r"^\| (`.*?) \| (.*) \|$", section, re.MULTILINE):
         inner = re.findall(r"`(\w+)`", content)
         for path in re.findall(r"`([\w\[\].]+)`", names):
             place, _, name = path.rpartition(".")
@@ -227,7 +231,7 @@ def test_every_field_is_documented_and_every_documented_field_is_there(convoy_co
     convoy_command.works(
         "optimize", *SMALL, "--only-engines", "onednn", "--only-engines", "gemm", "--json", "fields.json"
     )
-    found, page = summary(folder / "fields.json"), documented()
+    found, page = summary(folder / "fields.json"), documented("convoy optimize")
     assert set(found) == page[""]
     for name in ("baseline", "optimized", "tuning", "memory"):
         assert fields(found[name]) == page[name]
@@ -239,6 +243,13 @@ def test_every_field_is_documented_and_every_documented_field_is_there(convoy_co
     assert set(target.split(", ")) == set(found["target"])
     assert page["peaks"] <= set(found["peaks"]) | {"flops_DTYPE"}
     assert all(name == "bytes_per_s" or name.startswith("flops_") for name in found["peaks"])
+
+
+def test_every_field_of_a_load_test_is_documented() -> None:
+    page = documented("convoy bench")
+    assert {field.name for field in dataclasses.fields(LoadTest)} == page[""]
+    assert page["batches"] == {field.name for field in dataclasses.fields(BatchTime)}
+    assert page["single_stream"] == {field.name for field in dataclasses.fields(Latencies)}
 
 
 def test_the_values_are_what_the_page_says(convoy_command: Command, folder: Path) -> None:

@@ -80,6 +80,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         made.process.wait()
 
 
+@pytest.mark.long
 def test_requests_are_answered_and_none_is_dropped_at_the_end(server: Server, tmp_path: Path) -> None:
     server.wait_until_it_serves()
     xs = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -23,7 +23,8 @@ def test_a_package_is_measured_in_all_scenarios(
     assert found["server"]["rate"] == pytest.approx(0.7 * found["offline_samples_per_s"])
     text = command.works("bench", portable, "--trust", "--seconds", "0.2", "--p99", "10000")
     assert "server, p99 at most 1e+04 ms" in text
-    assert "queries are few" in text
+    few = command.works("bench", portable, "--trust", "--seconds", "0.002", "--p99", "10000")
+    assert "queries are few" in few
     assert "no load keeps" in command.works("bench", portable, "--trust", "--seconds", "0.1", "--p99", "1e-6")
     assert "--plan: got" in command.refused("bench", portable, "--plan", "p.json")
     assert "--p99: got nan" in command.refused("bench", portable, "--p99", "nan")

@@ -109,7 +109,7 @@ class AlgorithmStudy:
         """Add the numbers of measured, known and predicted candidates."""
         self.measured += found.measured
         self.from_database += found.from_database
-        self.problems += len(found.rows)
+        self.problems += sum(1 for rows in found.rows.values() if rows)
         self.predicted += found.predicted
 
     def counted(self) -> str:

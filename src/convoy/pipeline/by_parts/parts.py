@@ -156,7 +156,10 @@ def _sharing_copy(model: nn.Module, reason: str) -> nn.Module:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)) if one.shape == other.shape else False
+    """Whether two tensors are equal; false for sparse and complex ones, which no part takes."""
+    if one.shape != other.shape or one.is_complex() or one.layout != torch.strided or other.layout != torch.strided:
+        return False
+    return torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(other.detach()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from convoy.torch_compile import training_graph
+from convoy.torch_compile import compiled_passes
 from convoy.torch_compile.training_graph import TracedGraph
 from tests.unit.pipeline.untimed import keep_plans
 
@@ -64,7 +64,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TracedGraph]]:
             super().__init__(*args)
             made.append(self)
 
-    monkeypatch.setattr(training_graph, "TracedGraph", Remembered)
+    monkeypatch.setattr(compiled_passes, "TracedGraph", Remembered)
     keep_plans(monkeypatch)
     yield made
     torch.compiler.reset()

@@ -12,6 +12,17 @@ import torch
 ROOT = str(Path(__file__).parents[1])
 
 
+def _use_one_gpu() -> None:
+    """Where CONVOY_TEST_GPUS lists GPUs, a process of pytest-xdist sees one of them."""
+    gpus, worker = os.environ.get("CONVOY_TEST_GPUS"), os.environ.get("PYTEST_XDIST_WORKER", "")
+    if gpus and worker.startswith("gw"):
+        listed = gpus.split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = listed[int(worker[2:]) % len(listed)]
+
+
+_use_one_gpu()  # before CUDA is asked for anything
+
+
 def pytest_configure() -> None:
     """What holds for the whole run."""
     # A shell that starts the tests in the background has them ignore interrupts, which some tests send themselves.

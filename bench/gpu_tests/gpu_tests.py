@@ -1,20 +1,23 @@
-"""How long the tests on a GPU take: tests/gpu and the fuzz of its engines, in three phases, each with its count and its seconds.
+"""How long the tests on a GPU take: tests/gpu and the fuzz of its engines, in four phases, each with its count and its seconds.
 
 Engines are tested by several processes at once; most of their time is compiling on the host. Programs and comparisons need a
-quieter GPU, so fewer processes share it. Tests that limit or count the device's memory run alone.
+quieter GPU, so fewer processes share it. Tests of training on several GPUs use two at most. Tests that limit or count the device's
+memory run alone. Where there are several GPUs, the processes of the first two phases are spread over them, and each sees one.
 
-    python bench/gpu_tests/gpu_tests.py [--only engines programs memory] [--processes N] [--limit SECONDS] [--folder DIR]
+    python bench/gpu_tests/gpu_tests.py [--only engines programs distributed memory] [--processes N] [--limit SECONDS]
+                                        [--folder DIR]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,18 +39,19 @@ class Phase:
     Attributes:
         name: how the results call it.
         paths: where the tests are, relative to the repository.
-        options: pytest's, for how many processes share the GPU.
+        processes: how many share a GPU, at most; 0 tests in pytest's own process, which sees all GPUs.
     """
 
     name: str
     paths: tuple[str, ...]
-    options: tuple[str, ...]
+    processes: int
 
 
 PHASES = (
-    Phase("engines", ("tests/gpu/engines", "tests/fuzz"), ("--dist", "worksteal")),
-    Phase("programs", ("tests/gpu/program", "tests/gpu/prune", "tests/gpu/compare"), ("-n", "4", "--dist", "loadfile")),
-    Phase("memory", ("tests/gpu/measurement",), ("-n", "0")),
+    Phase("engines", ("tests/gpu/engines", "tests/fuzz"), 14),
+    Phase("programs", ("tests/gpu/program", "tests/gpu/prune", "tests/gpu/compare"), 4),
+    Phase("distributed", ("tests/gpu/distributed",), 0),
+    Phase("memory", ("tests/gpu/measurement",), 0),
 )
 
 
@@ -62,15 +66,30 @@ class Outcome:
     ended: bool
 
 
-def run(phase: Phase, limit_s: float, log: Path, processes: int) -> Outcome:
-    """Run one phase, by `processes` where it does not say by how many; pytest's output goes to `log`."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--durations=20", *phase.options, *phase.paths]
-    if "-n" not in phase.options:
-        command += ["-n", str(processes)]
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(named.split(",")) if named else tuple(str(index) for index in range(torch.cuda.device_count()))
+
+
+def run(phase: Phase, limit_s: float, log: Path, gpus: tuple[str, ...]) -> Outcome:
+    """Run one phase, its processes spread over `gpus`; pytest's output goes to `log`."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--durations=20", *phase.paths]
+    command += ["-n", str(phase.processes * len(gpus)), "--dist", "worksteal"]
+    spread = {"CONVOY_TEST_GPUS": ",".join(gpus)} if phase.processes else {}
+    environment = {**os.environ, **spread}
     start = time.perf_counter()
     with log.open("w") as output:
         try:
-            subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, timeout=limit_s, check=False)
+            subprocess.run(
+                command,
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=limit_s,
+                check=False,
+                env=environment,
+            )
         except subprocess.TimeoutExpired:
             return Outcome(0, 0, 0, time.perf_counter() - start, ended=False)
     return counted(log.read_text(errors="replace"), time.perf_counter() - start)
@@ -89,21 +108,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [phase.name for phase in PHASES]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="phases to run")
-    parser.add_argument("--processes", type=int, default=14, help="processes that test engines at once")
+    parser.add_argument("--processes", type=int, default=14, help="processes a GPU that test engines at once")
     parser.add_argument("--limit", type=float, default=3600, help="seconds that all phases may take together")
     parser.add_argument("--folder", type=Path, help="where to write the CSV and the logs")
     options = parser.parse_args()
+    gpus = visible_gpus()
     target = detect_target("cuda")
     torch.cuda.empty_cache()
     versions = " ".join(f"{name}={version}" for name, version in target.versions)
-    recorder = Recorder("gpu-tests", device=target.name, versions=versions, protocol=PROTOCOL, folder=options.folder)
+    protocol = f"{PROTOCOL}; {len(gpus)} GPUs" if len(gpus) > 1 else PROTOCOL
+    recorder = Recorder("gpu-tests", device=target.name, versions=versions, protocol=protocol, folder=options.folder)
     logs = options.folder or Path(tempfile.mkdtemp())
     logs.mkdir(parents=True, exist_ok=True)
     end = time.perf_counter() + options.limit
     green = True
     for phase in (phase for phase in PHASES if phase.name in options.only):
+        if phase.name == "engines":
+            phase = replace(phase, processes=options.processes)
         log = logs / f"{phase.name}.log"
-        outcome = run(phase, max(1.0, end - time.perf_counter()), log, options.processes)
+        outcome = run(phase, max(1.0, end - time.perf_counter()), log, gpus)
         right = outcome.ended and outcome.failed == 0 and outcome.passed > 0
         green &= right
         words = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"

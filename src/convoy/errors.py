@@ -29,7 +29,7 @@ class InputError(ConvoyError, ValueError):
     """An argument, option or file that cannot be used.
 
     Args:
-        argument: name of the argument, option or file as the user wrote it.
+        argument: name of the argument, option or file as the user wrote it; characters that a terminal acts on are escaped.
         value: the given value; shown by `repr`, cut at 120 characters.
         expected: the expectation, as a phrase ("a positive integer").
         todo: what to do, as a sentence; optional.
@@ -42,7 +42,7 @@ class InputError(ConvoyError, ValueError):
         shown = _shown(value)
         if len(shown) > 120:
             shown = shown[:117] + "..."
-        super().__init__(f"{argument}: got {shown}, expected {expected}." + (f" {todo}" if todo else ""))
+        super().__init__(f"{_printable(argument)}: got {shown}, expected {expected}." + (f" {todo}" if todo else ""))
 
 
 def unknown_name(argument: str, value: object, choices: Iterable[object], todo: str = "") -> InputError:
@@ -127,6 +127,11 @@ def _shown(value: object) -> str:
     if type(value) in (list, tuple, dict, int):
         return _Short().repr(value)
     return repr(value)
+
+
+def _printable(text: str) -> str:
+    """A name that a file may hold, such as a plan's field, without control characters and bidirectional overrides."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def _as_raised(kind: type[ConvoyError], args: tuple[Any, ...], state: dict[str, Any]) -> ConvoyError:

@@ -1,8 +1,11 @@
-"""bench/gpu_tests/gpu_tests.py: what it reads in pytest's last line."""
+"""bench/gpu_tests/gpu_tests.py: its phases, the last line of pytest, one GPU a process."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +34,17 @@ def test_every_test_on_a_gpu_is_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> N
     root = BENCH.parent / "tests" / "gpu"
     folders = {f"tests/gpu/{file.relative_to(root).parts[0]}" for file in root.rglob("test_*.py")}
     assert folders | {"tests/fuzz"} == paths
+
+
+def test_processes_are_spread_over_the_gpus_that_this_one_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", "import tests.conftest, os; print(os.environ['CUDA_VISIBLE_DEVICES'])"],
+        env={**os.environ, "CONVOY_TEST_GPUS": "2,5,7", "PYTEST_XDIST_WORKER": "gw4"},
+        cwd=BENCH.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == "5\n"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    assert importlib.import_module("bench.gpu_tests.gpu_tests").visible_gpus() == ("1", "3")

@@ -1,7 +1,7 @@
 """How long the tests on a GPU take: tests/gpu and the fuzz of its engines, in four phases, each with its count and its seconds.
 
 Engines are tested by several processes at once; most of their time is compiling on the host. Programs and comparisons need a
-quieter GPU, so fewer processes share it. Tests of training on several GPUs use two at most. Tests that limit or count the device's
+quieter GPU, so fewer processes share it. Tests of training on several GPUs use two at most. Tests that limit or count its
 memory run alone. Where there are several GPUs, the processes of the first two phases are spread over them, and each sees one.
 
     python bench/gpu_tests/gpu_tests.py [--only engines programs distributed memory] [--processes N] [--limit SECONDS]

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import convoy.cli
-from convoy.cli import commands
+from convoy.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -25,11 +25,11 @@ def weigh(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The page's command among the others, as its two steps say."""
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     (line,) = re.findall(r"^ +(app\.command\(.*)$", PAGE, re.MULTILINE)
-    module = types.ModuleType("convoy.cli.weigh")
+    module = types.ModuleType("convoy.cli.commands.weigh")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(code, "weigh.py", "exec"), module.__dict__)
-    monkeypatch.setattr(commands.app, "registered_commands", list(commands.app.registered_commands))
-    exec(line, {"app": commands.app, "weigh": module})
+    monkeypatch.setattr(app, "registered_commands", list(app.registered_commands))
+    exec(line, {"app": app, "weigh": module})
     return module
 
 
@@ -74,12 +74,12 @@ def test_every_place_of_a_command_is_named() -> None:
     found = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "src").rglob("*.py")
-        if re.search(r"\blayers\.layers\b|cli\.layers\b|import layers\b", path.read_text(encoding="utf-8"))
+        if re.search(r"\blayers\.layers\b|cli\.commands\.layers\b|import layers\b", path.read_text(encoding="utf-8"))
     }
-    assert found <= {"src/convoy/cli/commands.py"}
-    assert typer.main.get_command(commands.app).commands["layers"]
+    assert found <= {"src/convoy/cli/app.py"}
+    assert typer.main.get_command(app).commands["layers"]
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`((?:src|tests|bench|docs)/[\w/.-]+)`", PAGE))))
 def test_paths_on_the_page_are_there(name: str) -> None:
-    assert (ROOT / name).exists() or name == "src/convoy/cli/weigh.py"
+    assert (ROOT / name).exists() or name == "src/convoy/cli/commands/weigh.py"

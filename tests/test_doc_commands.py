@@ -21,7 +21,7 @@ from convoy import cli
 from convoy.engines.compilers import compiled_cache
 from convoy.perfdb import Database
 from tests.doc_blocks import BLOCKS, ROOT, Block
-from tests.unit.cli.test_db import ROWS, TARGET
+from tests.unit.cli.commands.test_db import ROWS, TARGET
 from tests.unit.pipeline.untimed import keep_plans
 
 NET = '''

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 import convoy
-from convoy.cli.commands import app
+from convoy.cli.app import app
 from convoy.engines.manifest import MANIFEST, RETIRED
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from convoy.cli.compare import requested
+from convoy.cli.commands.compare import requested
 from convoy.compare.case import Case
 from convoy.compare.comparison import compare
 from convoy.compare.frameworks import FRAMEWORKS, find

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from convoy.cli.compare import requested
+from convoy.cli.commands.compare import requested
 from convoy.compare.limits import Limits
 from convoy.compare.options.ablation import search_options
 from convoy.compare.runs.rows import Row

@@ -29,7 +29,7 @@ def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[
     """Every command that runs something: (`db info`, the command)."""
     import typer
 
-    from convoy.cli.commands import app
+    from convoy.cli.app import app
 
     command = command or typer.main.get_command(app)
     children = getattr(command, "commands", {})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-PRELOADED: Final = ["pytest", "pydantic", "convoy.cli.commands", "convoy.cli.progress", "convoy.training.trainer.fit"]
+PRELOADED: Final = ["pytest", "pydantic", "convoy.cli.app", "convoy.cli.output.progress", "convoy.training.trainer.fit"]
 """Of the one server that Python keeps for a whole test process."""
 
 

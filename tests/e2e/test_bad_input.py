@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from convoy.cli import options
+from convoy.cli.output import files as output_files
 from convoy.engines.manifest import MANIFEST
 from convoy.pipeline.check import end_to_end
 from convoy.target import Target
@@ -153,7 +153,7 @@ def test_optimize_refuses_one_file_for_two_outputs(convoy_command: Command) -> N
 def test_optimize_refuses_a_folder_that_may_not_be_written(
     convoy_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "os", SimpleNamespace(access=lambda path, mode: False, W_OK=os.W_OK))
+    monkeypatch.setattr(output_files, "os", SimpleNamespace(access=lambda path, mode: False, W_OK=os.W_OK))
     assert "may be written to" in convoy_command.refused("optimize", *SMALL, "--plan", "mine.json")
 
 

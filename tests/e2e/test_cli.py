@@ -42,7 +42,7 @@ def convoy(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_is_quick_to_import_and_names_every_command() -> None:
     code = (
-        "import sys\nfrom convoy.cli.commands import app\nimport typer.testing\n"
+        "import sys\nfrom convoy.cli.app import app\nimport typer.testing\n"
         "r = typer.testing.CliRunner().invoke(app, ['--help'])\nassert r.exit_code == 0, r.output\n"
         "assert 'torch' not in sys.modules\nprint(r.output)"
     )

@@ -18,7 +18,7 @@ from torch import nn
 
 import convoy
 from convoy import progress
-from convoy.cli.output import say
+from convoy.cli.output.lines import say
 from convoy.progress import ProgressDisplay, hidden, shown
 
 

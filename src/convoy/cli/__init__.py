@@ -28,7 +28,7 @@ def entry() -> None:
 def _run() -> int:
     """One clear line for an error that a user can mend, exit code 2; 1 for an internal one; 130 for Ctrl-C."""
     try:
-        from convoy.cli.commands import run
+        from convoy.cli.app import run
 
         code = run()
     except KeyboardInterrupt:

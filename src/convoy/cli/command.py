@@ -8,7 +8,7 @@ from typing import Any, Final
 from typer.core import TyperCommand, TyperGroup
 
 from convoy.cli.flag_names import CommandLineError, FlagNames, UsageError, value_word
-from convoy.cli.output import say
+from convoy.cli.output.lines import say
 from convoy.errors import InputError, SelectionError, unknown_name
 
 MODEL: Final = "Model and input"

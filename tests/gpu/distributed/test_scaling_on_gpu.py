@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from convoy.cli.commands import app
+from convoy.cli.app import app
 from convoy.compare import read
 
 pytestmark = pytest.mark.gpu

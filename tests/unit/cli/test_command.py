@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from convoy.cli import options
+from convoy.cli.app import app
 from convoy.cli.command import GROUPS, RENAMED, Command, with_new_names
-from convoy.cli.commands import app
-from convoy.cli.options import image_size, words_of
+from convoy.cli.options import values
+from convoy.cli.options.values import image_size, words_of
 from convoy.errors import InputError
 from convoy.settings import Settings
 
@@ -81,7 +81,7 @@ def test_a_former_name_is_accepted_and_reported_once(capsys: pytest.CaptureFixtu
 
 def test_engines_may_be_separated_by_commas_or_repeated() -> None:
     assert words_of(["a,b", " c "]) == words_of("a, b,c") == ["a", "b", "c"]
-    assert options.settings_from(only_engines=["a,b", "c"]).only_engines == ("a", "b", "c")
+    assert values.settings_from(only_engines=["a,b", "c"]).only_engines == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(("text", "expected"), [(None, None), ("224", 224), ("32x32", 32), ("224x320", (224, 320))])

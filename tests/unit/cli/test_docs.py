@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from convoy.cli.commands import app
+from convoy.cli.app import app
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")

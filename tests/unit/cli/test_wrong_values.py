@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import typer
 
+from convoy.cli.app import app
 from convoy.cli.command import RENAMED
-from convoy.cli.commands import app
 from convoy.cli.flag_names import FlagNames
 from convoy.compare.runs.rows import Row
 from convoy.compare.runs.runfile import Run, write

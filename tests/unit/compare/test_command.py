@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from convoy.cli.commands import app
+from convoy.cli.app import app
 from convoy.compare import child_processes, comparison
 from convoy.compare.options import ablation
 from convoy.compare.runs.rows import Row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from convoy.cli.db import app
+from convoy.cli.commands.db import app
 from convoy.perfdb import Status, sql
 from convoy.perfdb.location import FILE_NAME
 from convoy.perfdb.record import COLUMNS, KEY_COLUMNS

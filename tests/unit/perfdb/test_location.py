@@ -37,7 +37,7 @@ def test_platformdirs_and_the_rule_agree_on_linux(tmp_path: Path, monkeypatch: p
 
 
 def test_importing_the_package_imports_neither_platformdirs_nor_torch() -> None:
-    script = "import convoy.perfdb, convoy.cli.db, sys; print({'platformdirs', 'torch', 'numpy'} & set(sys.modules))"
+    script = "import convoy.perfdb, convoy.cli.commands.db, sys; print({'platformdirs', 'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

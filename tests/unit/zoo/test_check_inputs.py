@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.cli import inputs
+from convoy.cli.options import inputs
 from convoy.errors import InputError
 from convoy.zoo import check_inputs
 

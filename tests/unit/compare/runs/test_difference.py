@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from convoy.cli.commands import app
+from convoy.cli.app import app
 from convoy.compare.runs.difference import causes, difference
 from convoy.compare.runs.difference_page import difference_sheet
 from convoy.compare.runs.rows import Figure, Row

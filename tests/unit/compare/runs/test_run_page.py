@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from convoy.cli.commands import app
+from convoy.cli.app import app
 from convoy.compare.runs.rows import Figure
 from convoy.compare.runs.run_page import sheet_of
 from convoy.compare.runs.runfile import Run, write

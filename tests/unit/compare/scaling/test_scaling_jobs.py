@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from convoy.cli.commands import app
+from convoy.cli.app import app
 from convoy.compare import Figure, read
 from convoy.compare.scaling import scaling_launch, scaling_measure, scaling_worker
 from convoy.compare.scaling.scaling_clocks import collective_ms, union_us

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from convoy.cli.commands import app
-from convoy.cli.study_session import StudySession
+from convoy.cli.app import app
+from convoy.cli.command_parts.study_session import StudySession
 from convoy.compare import Figure, Row, Run, read, write
 from convoy.compare.runs.runfile import from_dict, to_dict
 from convoy.compare.study import study_energy

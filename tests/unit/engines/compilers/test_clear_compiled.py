@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from convoy.cli.db import app
+from convoy.cli.commands.db import app
 from convoy.engines.compilers import compiled_cache
 from convoy.engines.compilers.clear_compiled import UNFINISHED_S, clear_compiled, compiled_code
 from convoy.errors import InputError

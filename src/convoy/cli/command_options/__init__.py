@@ -1,1 +1,0 @@
-"""Options of single commands, a file a command; options that several commands have are in `convoy.cli.options`."""

@@ -1,0 +1,69 @@
+"""convoy run NET.convoy: run a package on images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convoy.cli.output.lines import say
+from convoy.errors import InputError
+
+if TYPE_CHECKING:
+    from convoy.package.packaged_module import PackagedModule
+
+
+def run_package(path: str, images: list[Path] | None, others: Mapping[str, object], *, trust: bool) -> None:
+    """Run a package on all images, as many at a time as it takes.
+
+    Args:
+        path: the package.
+        images: files and folders; None: random inputs.
+        others: options that a package has no use for, by flag.
+        trust: whether its compiled code may run.
+    """
+    for name, value in others.items():
+        if value is not None:
+            raise InputError(name, value, "nothing with a .convoy file, which has its own model and plan")
+
+    import torch
+
+    import convoy
+    from convoy.zoo import Preprocessing, load_images
+
+    net = convoy.open(path, trust=trust)
+    if not images:
+        _report(net, [net.example_inputs()])
+        return
+    spec = net.inputs[0].spec
+    if len(net.inputs) != 1 or len(spec.shape) != 4 or spec.shape[1] != 3:
+        shapes = ", ".join(str(one.spec) for one in net.inputs)
+        raise InputError("--input", shapes, "a package with one input of images, [n, 3, height, width]")
+    usual = Preprocessing()
+    mean, std = net.manifest.mean or usual.mean, net.manifest.std or usual.std
+    loaded = load_images(images, size=(spec.shape[2], spec.shape[3]), dtype=spec.dtype, mean=mean, std=std)
+    count, size = len(loaded), spec.shape[0]
+    padding = loaded.new_zeros(-count % size, *spec.shape[1:])  # the package takes whole batches
+    whole = torch.cat([loaded, padding]) if len(padding) else loaded
+    _report(net, [(whole[at : at + size],) for at in range(0, count, size)], count)
+
+
+def _report(net: PackagedModule, batches: Sequence[tuple[Any, ...]], count: int | None = None) -> None:
+    """Run a net on batches and time it on the first; print the largest output of each image, and the time.
+
+    Args:
+        net: the net.
+        batches: arguments of each call.
+        count: images to be reported; None: all.
+    """
+    import torch
+
+    from convoy.pipeline.check.end_to_end import float_outputs, interleave
+
+    with torch.no_grad():
+        outputs = [float_outputs(net(*args))[0] for args in batches]
+        timed = interleave({"Convoy": lambda: net(*batches[0])}, cuda=False)["Convoy"]
+    rows = [row for one in outputs for row in (one.flatten(1) if one.dim() > 1 else one[None])]
+    for index, row in enumerate(rows[:count]):
+        say(f"input {index}: largest output {int(row.argmax())} ({float(row.max()):.4g})")
+    say(f"{timed.name:8} {timed.median_ms:.3f} ms +- {timed.spread_ms:.3f}")

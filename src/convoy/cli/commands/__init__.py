@@ -1,0 +1,1 @@
+"""The commands, one file a command; `convoy.cli.app` names them."""

@@ -1,0 +1,190 @@
+"""convoy scale: data-parallel training on 1, 2, 4, ... GPUs, and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from convoy.cli import interrupt
+from convoy.cli.commands.compare import file_word
+from convoy.cli.options import scale as given
+from convoy.cli.options import shared, values
+from convoy.cli.output import kept
+from convoy.cli.output.files import check_outputs, write_report
+from convoy.cli.output.lines import say, tell
+from convoy.errors import InputError
+
+if TYPE_CHECKING:
+    from convoy.compare import Run
+    from convoy.compare.runs.device_lock import RunWarnings
+    from convoy.compare.scaling.scaling_jobs import ScaleRequest, ScalingJob
+
+
+def scale(
+    model: shared.Model,
+    batch: given.Batch = 128,
+    size: shared.Size = None,
+    dtype: given.Dtype = "fp32",
+    device: shared.Device = None,
+    trust: shared.Trust = False,
+    providers: given.Providers = "torch.ddp,convoy",
+    weak: given.Weak = False,
+    strong: given.Strong = False,
+    gpus: given.Gpus = None,
+    nodes: given.Nodes = 1,
+    node_rank: given.NodeRank = 0,
+    endpoint: given.Endpoint = "",
+    effort: given.Effort = "quick",
+    db: shared.Db = None,
+    timeout_s: given.TimeoutS = 900.0,
+    round_s: given.RoundS = 0.3,
+    output: given.Output = None,
+    report: shared.Report = None,
+    again: given.Again = False,
+) -> None:
+    """Train MODEL on several GPUs, or CPU processes: throughput, efficiency, time of computation, communication and input."""
+    settings = values.settings_from(effort=effort, db=db)
+    # Other hosts have no figures, and on a shared disk their file would be the first one's.
+    path = (output or Path(f"scale-{file_word(model)}.json")) if node_rank <= 0 else None
+    check_outputs({"--out": path, "--report": report})
+    where = values.pick_device(device)
+
+    from convoy.compare.scaling.scaling_jobs import ScaleRequest
+
+    request = ScaleRequest(
+        model=model, gpus=_counts(gpus, where), batch=batch, scalings=_scalings(weak, strong),
+        providers=tuple(values.words_of(providers)), dtype=dtype, device=where, size=values.image_size(size) or 0,
+        nodes=nodes, node_rank=node_rank, endpoint=endpoint, timeout_s=timeout_s, round_s=round_s,
+        effort=str(settings.effort), db=str(db or ""), trust=trust,
+    )  # fmt: skip
+    request.check(_available(where))
+    # A name that is no model's is the user's error: it is reported once, and not by each process.
+    values.load(model, None, "fp32", "cpu", trust=trust)
+
+    from convoy.compare.runs.device_lock import claim
+    from convoy.measurement import detect_target
+
+    kept.run_file(path)
+    interrupt.unwinds()  # ends torchrun
+    with claim(detect_target(where), tell, count=max(request.gpus)) as notes:
+        _measure(request, _start(request, path, notes, again=again), path, report, notes)
+
+
+def _scalings(weak: bool, strong: bool) -> tuple[str, ...]:
+    return (*(("weak",) if weak or not strong else ()), *(("strong",) if strong else ()))
+
+
+def _available(device: str) -> int:
+    import os
+
+    import torch
+
+    return torch.cuda.device_count() if device == "cuda" else os.cpu_count() or 1
+
+
+def _counts(text: str | None, device: str) -> tuple[int, ...]:
+    """The requested numbers; by default powers of two up to the number available."""
+    if text is None:
+        most = _available(device) if device == "cuda" else 2
+        return tuple(1 << power for power in range(most.bit_length()) if 1 << power <= most)
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not (word.isascii() and word.isdigit()):
+            raise InputError("--gpus", word, "numbers separated by commas: 1,2,4")
+    return tuple(int(word) for word in words)
+
+
+def _start(request: ScaleRequest, output: Path | None, notes: Sequence[str], *, again: bool) -> Run:
+    from convoy.compare import Run
+    from convoy.compare.runs.manifest import make_manifest
+    from convoy.compare.runs.runfile import resumed
+
+    # Numbers of GPUs and providers are no part of the request: a run goes on with others, and those that are there stay.
+    size = list(request.size) if isinstance(request.size, tuple) else request.size  # as JSON gives it back
+    asked = {
+        "command": "scale", "model": request.model, "batch": request.batch, "dtype": request.dtype,
+        "size": size, "nodes": request.nodes, "effort": request.effort, "seconds": request.round_s,
+    }  # fmt: skip
+    protocol = (
+        f"torchrun, {request.rounds} rounds in turn of at least {request.round_s:g} s, the slowest process counts"
+    )
+    manifest = make_manifest(device=request.device, protocol=protocol, request=asked, notes=notes)
+    fresh = Run("scaling", manifest)
+    return resumed(output, fresh, again=again) if output is not None else fresh
+
+
+def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path | None, notes: RunWarnings) -> None:
+    """Run job by job; finished rows are in the file when a later job fails or is interrupted."""
+    from dataclasses import replace
+
+    from convoy.cli.output.progress import Bar
+    from convoy.compare import write
+    from convoy.compare.runs.device_lock import noted
+    from convoy.compare.scaling.scaling_jobs import jobs, with_efficiency
+    from convoy.compare.scaling.scaling_launch import run as run_job
+
+    found = list(jobs(request))
+    with Bar() as bar:
+        for number, job in enumerate(found):
+            bar(f"{job.provider} on {job.world}, {job.scaling}", number, len(found))
+            if _is_known(job, run):
+                continue
+            row = run_job(job)
+            if row is None:
+                continue
+            run = run.with_row(row)
+            run = replace(run, rows=tuple(with_efficiency(run.rows)))
+            if output is not None:
+                write(run, output)
+    notes.look()
+    run = noted(run, notes)
+    if output is not None and run.rows:
+        write(run, output)
+    _tell(request, run)
+    if request.node_rank > 0:
+        return
+    say(f"run: {output}")
+    write_report(run, report)
+    if not any(row.ok for row in run.rows):
+        raise typer.Exit(1)
+
+
+def _is_known(job: ScalingJob, run: Run) -> bool:
+    """Whether a job need not be started. With several hosts each must: the file is on one, and others would wait for it there."""
+    known = run.row(job.row().key)
+    return job.request.nodes == 1 and known is not None and known.ok
+
+
+def _tell(request: ScaleRequest, run: Run) -> None:
+    """Tables and lines; on a host that is not the first there are failures alone."""
+    from convoy.compare.scaling.scaling_lines import (
+        HEADS,
+        LINK_CAPTION,
+        LINK_HEADS,
+        LINK_NUMBERS,
+        NUMBERS,
+        counted,
+        failures,
+        heads_of,
+        link_table,
+        notes,
+        settings,
+        table,
+    )
+    from convoy.report import print_table
+
+    for line in failures(run.rows):
+        say(line, err=True)
+    if request.node_rank > 0:
+        say("the first host has the figures")
+        return
+    unit = counted(request.device)
+    print_table(heads_of(HEADS, unit), table(run.rows), numbers=NUMBERS)
+    if any(row.ok for row in run.rows):
+        say(LINK_CAPTION)
+        print_table(heads_of(LINK_HEADS, unit), link_table(run.rows), numbers=LINK_NUMBERS)
+    for line in (*settings(run.rows), *notes(run.rows)):
+        say(line)

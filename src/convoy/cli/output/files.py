@@ -1,0 +1,47 @@
+"""The files that commands write: refused before any work is done for them, and the page of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convoy.cli.output.lines import say
+from convoy.errors import InputError
+
+if TYPE_CHECKING:
+    from convoy.compare import Run
+
+
+def write_report(run: Run, path: Path | None) -> None:
+    """The page of a run, where one is wanted."""
+    if path is None:
+        return
+    from convoy.compare.runs.run_page import sheet_of
+    from convoy.report.sheet import write_sheet
+
+    write_sheet(sheet_of([run]), path)
+    say(f"report: {path}")
+
+
+def check_output(path: Path | None, argument: str) -> None:
+    """Refuse an output path before any work is done for it."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir():
+        raise InputError(argument, str(path), "a file in a folder that exists")
+    if not os.access(folder, os.W_OK):
+        raise InputError(argument, str(path), "a file in a folder that may be written to")
+
+
+def check_outputs(outputs: Mapping[str, Path | None]) -> None:
+    """`check_output` for each option; and no two may name one file, for the second would replace the first."""
+    seen: dict[Path, str] = {}
+    for argument, path in outputs.items():
+        check_output(path, argument)
+        if path is not None:
+            other = seen.setdefault(path.resolve(), argument)
+            if other != argument:
+                raise InputError(argument, str(path), f"another file than {other} names")

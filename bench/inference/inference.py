@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import itertools
 import math
 import sys
@@ -53,6 +52,7 @@ from convoy.zoo import input_size, load_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.inference import gpu_memory
 from bench.inference.inference_peers import WORDS, Ready, Run, peers, reserved
 from bench.inference.jax_peer import NAME as JAX
 from bench.inference.jax_peer import JaxFigures, jax_figures
@@ -160,7 +160,7 @@ def compare(case: Case, run: Run, recorder: Recorder) -> str:
     x = torch.randn(case.batch, 3, side, side, generator=torch.Generator().manual_seed(case.batch)).cuda()
     exact = exact_outputs(model, (x,), {}, 0)
     model, x = model.to(DTYPES[case.dtype]), x.to(DTYPES[case.dtype])
-    free()
+    gpu_memory.free()
     ours = tuned(model, x, case, run)
     ready, failed = peers(model, x, run)
     for name, why in failed.items():
@@ -179,19 +179,12 @@ def compare(case: Case, run: Run, recorder: Recorder) -> str:
         line += f"  {name} {figures.median_ms:.3f} ({error:.0e}{'' if right else ', WRONG'})"
     others = [figures.median_ms for name, figures in timed.items() if not name.startswith("convoy")]
     del ready
-    free()
+    gpu_memory.free()
     if (jax := in_jax(case, run, recorder)) is not None:
         line += f"  {JAX} {jax.timed.median_ms:.3f} ({jax.error:.0e})"
         others.append(jax.timed.median_ms)
     gain = min(others) / timed["convoy"].median_ms if "convoy" in timed and others else math.nan
     return line + f"  gain {gain:.2f}"
-
-
-def free() -> None:
-    """Give back what earlier cases held: what goes later would be subtracted from what a provider of this one holds."""
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def record(
@@ -203,7 +196,7 @@ def record(
     )
     add_times(add, case, figures, f"rel_l2_to_float64={error:.1e}{one.note}")
     if one.held > 0:  # or a second compiler gave back what the first one held, and nobody knows what it holds itself
-        add(metric="peak_memory_bytes", unit="B", p50=float(one.held + largest_run(one.call)))
+        add(metric="peak_memory_bytes", unit="B", p50=float(one.held + gpu_memory.largest_run(one.call)))
     add(metric="compile_s", unit="s", p50=one.compile_s)
 
 
@@ -231,16 +224,6 @@ def add_times(add: Callable[..., None], case: Case, figures: Latency, note: str)
     add(metric="replay_ms", unit="ms", p50=middle, p20=least, p80=most, note=note)
     rates = [1e3 * case.batch / ms for ms in (middle, most, least)]
     add(metric="images_per_s", unit="1/s", p50=rates[0], p20=rates[1], p80=rates[2])
-
-
-def largest_run(call: Callable[[], object]) -> int:
-    """Bytes that one run allocates at most; a captured graph has its own before."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def there(recorder: Recorder, run: Run) -> set[Case]:

@@ -143,15 +143,28 @@ def _build_fastest(
         challenge_all(" with admission", plan.steps, taken, model)
         # Two further configs of every launch take a minute to build; on an H100 they gave GoogLeNet's step 1 % (4b785fd).
         if offered is not None and settings.effort is Effort.FULL and not settings.deterministic:
-            variants = [(steps, _shares_of(steps, build)) for steps in alternative_steps(plan.steps, offered)]
-            steps, taken = use_smaller_configs(
-                plan.steps, taken, [(steps, found) for steps, found in variants if found]
-            )
+            steps, taken = _with_smaller_configs(plan.steps, taken, offered, build)
             if steps != plan.steps:
                 challenge_all(" with smaller side work", steps, taken, model)
+    return _with_notes(contest, bounds)
+
+
+def _with_notes(contest: ScheduleSearch, bounds: str) -> tuple[Plan, Program]:
+    """The fastest program and its plan, whose notes say what else was tried."""
     program = contest.program
     chosen = dataclasses.replace(program.plan, notes=(*program.plan.notes, contest.words(bounds), *contest.notes))
     return chosen, Program(chosen, program.captured, program.runnable, program.resident_bytes)
+
+
+def _with_smaller_configs(
+    steps: Sequence[Step],
+    taken: Sequence[float],
+    offered: SelectionProblem,
+    build: Callable[[Sequence[Step]], Program],
+) -> tuple[Sequence[Step], Sequence[float]]:
+    """The steps with configs for side work that occupy less of the device, and what each occupies."""
+    variants = [(other, _shares_of(other, build)) for other in alternative_steps(steps, offered)]
+    return use_smaller_configs(steps, taken, [(other, found) for other, found in variants if found])
 
 
 def _shares(program: Program) -> tuple[float, ...]:

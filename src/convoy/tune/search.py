@@ -115,29 +115,48 @@ def search(
     with phase("spaces"):
         tasks = [TuningTask(_space(p, engines, target, settings, baseline_only, zeros or {}, whole)) for p in distinct]
     source = PredictorSource(engines, target, protocol, database, settings.db)
-    with phase("stored rows"):
-        _take_stored_rows(tasks, target, protocol, database)
+    _take_stored_rows(tasks, target, protocol, database)
     if settings.effort is Effort.QUICK:
-        with phase("stored rows"):
-            add_transfer_hints(tasks, target, protocol, database)
-        set_priors(tasks, source, protocol, target)
+        _order_by_hints(tasks, source, protocol, target, database)
     cut = ""
     if settings.effort is not Effort.NONE:
         with phase("measure"):
             cut = StagedSearch(tasks, protocol, settings, target, database, runner, report, deadline).run()
+    return _with_predictions(tasks, source, protocol, settings.effort, cut, report, floor_of)
+
+
+def _with_predictions(
+    tasks: Sequence[TuningTask],
+    source: PredictorSource,
+    protocol: Protocol,
+    effort: Effort,
+    cut: str,
+    report: SearchProgress,
+    floor_of: Callable[[], Floor | None],
+) -> SearchResult:
+    """The result of a search that has measured: what it could not measure is predicted."""
     # Before predictions take the place of the rows that say so.
     without_memory = [task for task in tasks if task.baseline_ran_out_of_memory()]
     predicted_from = 0
-    if unanswered := tasks if cut or settings.effort is Effort.NONE else without_memory:
+    if unanswered := tasks if cut or effort is Effort.NONE else without_memory:
         predicted_from = add_predictions(unanswered, source, protocol, report, floor_of)
-    result = _result(tasks, settings.effort, cut, len(without_memory))
-    return replace(result, predicted_from=predicted_from)
+    return replace(_result(tasks, effort, cut, len(without_memory)), predicted_from=predicted_from)
 
 
 def _take_stored_rows(tasks: Sequence[TuningTask], target: Target, protocol: Protocol, database: RowStore) -> None:
-    equivalent = equivalent_targets(target, database.targets().values())
-    for task in tasks:
-        task.take_known(known_rows(task.problem, target, equivalent, protocol, database))
+    with phase("stored rows"):
+        equivalent = equivalent_targets(target, database.targets().values())
+        for task in tasks:
+            task.take_known(known_rows(task.problem, target, equivalent, protocol, database))
+
+
+def _order_by_hints(
+    tasks: Sequence[TuningTask], source: PredictorSource, protocol: Protocol, target: Target, database: RowStore
+) -> None:
+    """Put what devices of the same kind and predictions favour first."""
+    with phase("stored rows"):
+        add_transfer_hints(tasks, target, protocol, database)
+    set_priors(tasks, source, protocol, target)
 
 
 def _result(tasks: Sequence[TuningTask], effort: Effort, cut: str, baseline_out_of_memory: int) -> SearchResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from convoy.measurement.scenarios.clock import Clock, VirtualClock
@@ -93,6 +94,27 @@ def guessed_load(bound_ms: float, ceiling: float, seed: int, times: Mapping[int,
     return low
 
 
+def _server_load(
+    rate: float,
+    seconds: float,
+    *,
+    answer: Answer,
+    times: Mapping[int, float],
+    clock: Clock,
+    bound_ms: float,
+    seed: int,
+) -> ServerLoad:
+    """A schedule of so many arrivals a second, run."""
+    arrivals = poisson_arrivals(rate, seconds, seed) or [0.0]
+    found = summarised(server(arrivals, answer, times, clock))
+    return ServerLoad(rate, found, found.p99_ms <= bound_ms)
+
+
+def _tell(say: Callable[[str, int, int], object] | None, phrase: str, done: int) -> None:
+    if say is not None:
+        say(phrase, done, 3 + TRIALS)
+
+
 def run_load_test(
     answer: Answer,
     sizes: Sequence[int],
@@ -115,11 +137,7 @@ def run_load_test(
         say: told about the progress: a phrase, the number of parts done, and of all parts.
     """
     ordered = sorted(sizes)
-
-    def tell(phrase: str, done: int) -> None:
-        if say is not None:
-            say(phrase, done, 3 + TRIALS)
-
+    tell = partial(_tell, say)
     for size in ordered:
         answer(size, size)
     tell("single stream", 0)
@@ -130,18 +148,14 @@ def run_load_test(
     best = max(batches, key=lambda one: one.samples_per_s)
     bound = BOUND * batches[-1].batch_ms if bound_ms is None else bound_ms
 
-    def tried(rate: float, share: float) -> ServerLoad:
-        arrivals = poisson_arrivals(rate, seconds * share, seed) or [0.0]
-        found = summarised(server(arrivals, answer, times, clock))
-        return ServerLoad(rate, found, found.p99_ms <= bound)
-
     tell("server", 2)
-    usual = tried(SHARE * best.samples_per_s, 1 / 8)
+    tried = partial(_server_load, answer=answer, times=times, clock=clock, bound_ms=bound, seed=seed)
+    usual = tried(SHARE * best.samples_per_s, seconds / 8)
     loads: list[ServerLoad] = []
 
     def attempt(rate: float) -> ServerLoad:
         tell(f"server, {rate:.4g} arrivals a second", 3 + len(loads))
-        loads.append(tried(rate, 5 / 8 / TRIALS))
+        loads.append(tried(rate, seconds * 5 / 8 / TRIALS))
         return loads[-1]
 
     if bound >= stream.p50_ms:  # else no load keeps it

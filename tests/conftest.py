@@ -1,4 +1,4 @@
-"""What all tests share: those that need an NVIDIA GPU are skipped, with a reason, where there is none."""
+"""All tests share this: those that need an NVIDIA GPU are skipped, with a reason, where there is none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _use_one_gpu()  # before CUDA is asked for anything
 
 
 def pytest_configure() -> None:
-    """What holds for the whole run."""
+    """Set up the whole run."""
     # A shell that starts the tests in the background has them ignore interrupts, which some tests send themselves.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

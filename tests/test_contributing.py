@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says of adding a command is all that it takes."""
+"""A command needs no more than the steps in CONTRIBUTING.md."""
 
 from __future__ import annotations
 

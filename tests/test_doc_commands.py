@@ -90,7 +90,7 @@ ELSEWHERE = {
 
 
 def elsewhere(words: list[str]) -> tuple[str, str] | None:
-    """Where a line runs instead, and why; None if it runs here."""
+    """The place where a line runs instead, and why; None if it runs here."""
     long = [flag for flag in ("--advise", "--batches", "--portable") if flag in words]
     return ELSEWHERE.get(" ".join([words[0], *long]))
 

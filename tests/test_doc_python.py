@@ -40,7 +40,7 @@ def small_net() -> nn.Module:
 
 
 def reader() -> dict[str, Any]:
-    """What a reader has before the first block: a model, its loss and optimizer, inputs and targets."""
+    """The names that a reader has before the first block: a model, its loss and optimizer, inputs and targets."""
     model, generator = small_net(), torch.Generator().manual_seed(1)
     x, y = torch.randn(2, 3, 8, 8, generator=generator), torch.tensor([1, 3])
     return {

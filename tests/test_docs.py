@@ -1,4 +1,4 @@
-"""What README.md, docs/ and examples/ tell a reader to type does what they say."""
+"""The commands and programs in README.md, docs/ and examples/ do what the pages say."""
 
 from __future__ import annotations
 

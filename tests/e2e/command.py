@@ -90,7 +90,7 @@ class Command:
         return Done(caught.value.code or 0, said.out, said.err)
 
     def works(self, *words: object) -> str:
-        """What a command that must succeed prints on standard output."""
+        """The standard output of a command that must succeed."""
         done = self(*words)
         assert done.code == 0, done.err
         return done.out
@@ -110,5 +110,5 @@ def without_progress(text: str) -> str:
 
 
 def summary(path: Path) -> dict[str, Any]:
-    """What `--json` wrote."""
+    """The object that `--json` wrote."""
     return json.loads(path.read_text(encoding="utf-8"))

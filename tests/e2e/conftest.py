@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a small net, settings with a database of their own."""
+"""The end-to-end tests share a small net, and settings with a database of their own."""
 
 from __future__ import annotations
 

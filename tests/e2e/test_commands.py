@@ -1,4 +1,4 @@
-"""What the commands say when all goes well, on one small net; and docs/reference/json.md against what `--json` writes."""
+"""The commands' output when all goes well, on one small net; and docs/reference/json.md against the output of `--json`."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_version(convoy_command: Command) -> None:
 
 
 def documented(command: str) -> dict[str, set[str]]:
-    """Where (`` for the top, `layers[]`, ...) → the fields that docs/reference/json.md lists there for a command."""
+    """By place (`` for the top, `layers[]`, ...): the fields that docs/reference/json.md lists there for a command."""
     found: dict[str, set[str]] = {"": set()}
     section = PAGE.partition(f"## {command}\n")[2].partition("\n## ")[0]
     for names, content in re.findall(r"^\| (`.*?) \| (.*) \|$", section, re.MULTILINE):

@@ -194,7 +194,7 @@ def two(draw: Draw, value: Held, values: list[Held], name: str) -> Step | None:
 
 
 def block(draw: Draw, value: Held, values: list[Held], name: str) -> Step | None:
-    """What nets are made of: residual blocks, squeeze and excitation, inverted residuals, branches."""
+    """A block of a net: residual, squeeze and excitation, inverted residual or branches."""
     if len(value.shape) != 4:
         return None
     c = value.shape[1]

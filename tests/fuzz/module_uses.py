@@ -1,4 +1,4 @@
-"""What Convoy makes of a random module, held against stock PyTorch and float64. Not a test module."""
+"""Convoy's results for a random module, held against stock PyTorch and float64. Not a test module."""
 
 import copy
 import itertools
@@ -37,7 +37,7 @@ _ROUNDING = {"half": 2.0**-11, "bfloat16": 2.0**-8}
 
 @dataclass
 class Run:
-    """What came out.
+    """The results of one run.
 
     Attributes:
         close: tensors that rounding may change, by name.
@@ -204,7 +204,7 @@ def same_states(before: list[Any], after: list[Any]) -> bool:
 
 
 def differences(use: str, sketch: Sketch, ours: Run) -> list[str]:
-    """What is not as it must be."""
+    """The differences from the required results."""
     stock, shaken = (run_of(use, sketch, ours=False, shaken=shaken) for shaken in (False, True))
     exact = run_of(use, sketch, ours=False, dtype=torch.float64)
     found = [
@@ -271,7 +271,7 @@ def plans_win() -> Iterator[list[str]]:
 
 
 def fault(use: str, sketch: Sketch) -> tuple[str, bool]:
-    """What is wrong with one use of a module, empty where nothing is; and whether stock PyTorch ran."""
+    """The fault of one use of a module, empty where there is none; and whether stock PyTorch ran."""
     with warnings.catch_warnings(record=True) as caught, plans_win() as wrong:
         warnings.simplefilter("always")
         try:

@@ -36,7 +36,7 @@ CHUNK = 5000
 
 @dataclass
 class Outcome:
-    """What became of some mutated files.
+    """The outcome of reading some mutated files.
 
     Attributes:
         seen: how many were `loaded`, `refused` or `failed`.

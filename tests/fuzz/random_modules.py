@@ -169,7 +169,7 @@ def grown(sketch: Sketch, values: list[Held], step: Step) -> tuple[Held | None, 
 
 
 def result_of(sketch: Sketch, name: str) -> Held | None:
-    """What a module returns; None where it fails, in either mode, or gives no numbers to compare."""
+    """The result of a module; None where it fails, in either mode, or gives no numbers to compare."""
     try:
         module = sketch.module()
         with torch.no_grad():
@@ -196,7 +196,7 @@ def result_of(sketch: Sketch, name: str) -> Held | None:
 
 
 def with_result(draw: random.Random, sketch: Sketch, values: list[Held]) -> Sketch:
-    """What it returns: its last value, or several in a tuple, list or dict."""
+    """The module returns its last value, or several in a tuple, list or dict."""
     last, kind = values[-1].name, draw.random()
     others = [draw.choice(values).name for _ in range(2)]
     if kind < 0.7:

@@ -56,7 +56,7 @@ def show_seed(tmp_path, monkeypatch):
 
 
 def fault(engine, problem, device, seed):
-    """What is wrong with an engine on a problem, with knobs and kind of data drawn from the seed; empty: nothing."""
+    """The fault of an engine on a problem, with knobs and kind of data drawn from the seed; empty where there is none."""
     target = detect_target(device)
     if not engine.accepts(problem, target):
         return ""

@@ -46,7 +46,7 @@ def filled(shape: Sequence[int], dtype: torch.dtype, layout: str = "nhwc", value
 
 
 def workspace(name: str, executable: Executable) -> torch.Tensor | None:
-    """What a launch is given: nothing where it needs nothing."""
+    """The workspace of a launch: none where it needs none."""
     if not executable.workspace_bytes:
         return None
     room = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")

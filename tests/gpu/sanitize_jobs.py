@@ -96,7 +96,7 @@ def verdict(tool: str, code: int, text: str) -> str:
 
 
 def told(text: str) -> list[str]:
-    """What a tool reported first, without the host's frames, and how it all ended."""
+    """A tool's first report, without the host's frames, and how the run ended."""
     lines = [line for line in text.splitlines() if "Host Frame" not in line]
     if len(lines) <= 2 * _LINES:
         return lines

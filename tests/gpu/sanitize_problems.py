@@ -1,4 +1,4 @@
-"""What `sanitize.py` launches each engine on: shapes of every kind, small, in several settings. Not a test module.
+"""The problems on which `sanitize.py` launches each engine: small shapes of every kind, in several settings. Not a test module.
 
 First shapes that were chosen, then, until an engine has enough, random ones of the families that the fuzzing has too.
 """
@@ -227,7 +227,7 @@ def chosen_problems(name: str) -> Iterator[Problem]:
 
 
 def problems_of(engine: Engine, target: Target) -> list[Problem]:
-    """What an engine is launched on: what was chosen for it, and random problems until it has enough shapes."""
+    """The problems of an engine: those chosen for it, and random ones until it has enough shapes."""
     chosen = (problem for problem in chosen_problems(engine.id) if engine.accepts(problem, target))
     found = list(islice(dict.fromkeys(chosen), MOST_PROBLEMS))
     shapes = {shape_of(problem) for problem in found}
@@ -240,7 +240,7 @@ def problems_of(engine: Engine, target: Target) -> list[Problem]:
 
 
 def traits(knobs: Knobs) -> set[str]:
-    """What kinds a setting is of: its words and flags, and how its blocks, warps and copies work together."""
+    """The kinds of a setting: its words and flags, and how its blocks, warps and copies work together."""
     flags = {f"{name}={value}" for name, value in knobs.items() if isinstance(value, (bool, str))}
     return flags | {f"{name}={min(int(knobs[name]), 2)}" for name in COOPERATION & set(knobs)}
 

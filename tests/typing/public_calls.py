@@ -169,7 +169,7 @@ def functions() -> list[Engine]:
 
 
 def errors(model: nn.Module, x: torch.Tensor) -> str:
-    """What a user catches."""
+    """The errors that a user catches."""
     try:
         convoy.optimize(model, (x,))
     except convoy.InputError as error:

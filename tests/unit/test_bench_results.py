@@ -77,7 +77,7 @@ NUMERICS = {"strict", "as_torch", "half"}
 
 
 def defects(row: dict[str, str], file: Path, peers: set[str]) -> list[str]:
-    """What is wrong with a row."""
+    """The defects of a row."""
     ours = {"convoy", *(f"convoy.{engine}" for engine in (*MANIFEST, *RETIRED)), *WAYS}
     word = re.sub(r"[^a-z0-9]+", "-", row["device"].lower()).strip("-")
     p20, p50, p80 = (float(row[name]) for name in ("p20", "p50", "p80"))

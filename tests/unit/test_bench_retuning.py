@@ -1,4 +1,4 @@
-"""What bench/tuning/retuning.py calls the same choice."""
+"""bench/tuning/retuning.py tells equal choices from different ones."""
 
 import importlib
 import os

@@ -213,7 +213,7 @@ class Images:
 
 
 class Optimized:
-    """What optimize_model gives, the model itself; with the engines that skip one that is off."""
+    """Stands for optimize_model's result and is the model itself; with the engines that skip one that is off."""
 
     denied: list = []  # noqa: RUF012
 

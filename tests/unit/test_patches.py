@@ -46,7 +46,7 @@ def replaced(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def missing(text: str) -> list[str]:
-    """What a file replaces and the package does not have."""
+    """The names that a file replaces and the package does not have."""
     tree = ast.parse(text)
     known = modules(tree)
     return [f"{known[m].__name__}.{n}" for m, n in replaced(tree) if m in known and not hasattr(known[m], n)]

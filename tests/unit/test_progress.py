@@ -121,7 +121,7 @@ def test_the_setting_shows_the_progress_of_a_training_step(notebook: Notebook) -
 
 
 def in_terminal(monkeypatch: pytest.MonkeyPatch, columns: int, block: Callable[[], None]) -> str:
-    """What a terminal of so many columns is sent while a block prints to both of its streams."""
+    """The bytes that a terminal of so many columns gets while a block prints to both of its streams."""
     main, end = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))

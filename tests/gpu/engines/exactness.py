@@ -1,4 +1,4 @@
-"""Whether an executable computes what it should, and the same while the next launch begins. Not a test module."""
+"""Checks that an executable computes the right values, also while the next launch begins. Not a test module."""
 
 import math
 
@@ -10,7 +10,7 @@ from convoy.measurement.accuracy import judge, make_data
 
 
 def faults(engine, problem, target, knobs=None, *, tf32=False):
-    """What is wrong with an engine on integer and normal data, in words; `tf32`: whether its products may be TF32's."""
+    """The faults of an engine on integer and normal data, in words; `tf32`: whether its products may be TF32's."""
     support = engine.accepts(problem, target)
     assert support, support.reason
     chosen = knobs or engine.space(problem, target)[0]

@@ -89,7 +89,7 @@ def built(problem, target, chosen):
 
 
 def wrong(problem, target, kinds=("integer", "normal")):
-    """What is wrong with the plans of a problem, in words; those that transform tiles may miss a direct sum's bound."""
+    """The faults of a problem's plans, in words; those that transform tiles may miss a direct sum's bound."""
     found, right = [], 0
     tf32 = problem.numerics == "as_torch"
     for knobs, executable in built(problem, target, some(ENGINE.space(problem, target))):

@@ -21,7 +21,7 @@ def conv(*sizes, kind, **rest):
 
 
 def wrong(engine, problem, target, most=8):
-    """What is wrong with the first settings, in words; each inner engine's first is among them."""
+    """The faults of the first settings, in words; each inner engine's first is among them."""
     support = engine.supports(problem, target)
     if not support:
         pytest.skip(support.reason)

@@ -50,7 +50,7 @@ LAYERS |= {
 
 
 def engine_of(problem):
-    """Who takes it."""
+    """The engine that takes the problem."""
     return first_layer_tf32.ENGINE if problem.x_dtype == "fp32" else first_layer.ENGINE
 
 

@@ -58,7 +58,7 @@ def layers(engine_id: str, direction: str, kind: tuple[str, str]) -> Iterator[Co
 
 
 def fault(engine, problem, target) -> str:
-    """What is wrong with an engine's first settings, and with one drawn from all; empty: nothing."""
+    """The fault of an engine's first settings, or of one drawn from all; empty where there is none."""
     space = list(engine.space(problem, target))
     words = []
     for knobs in dict.fromkeys((space[0], random.Random(problem.key).choice(space))):

@@ -230,7 +230,7 @@ def test_every_kind_of_cooperation_of_the_cuda_kernel(name, kind, target):
 
 
 def test_paired_blocks_wait_for_each_other_at_their_end(target):
-    """What a block sends its peer last may be under way when it has ended, and longer while others fill the memory."""
+    """A block's last message to its peer may be under way when the block has ended, and longer while others fill the memory."""
     engine = load_engine("cuda.implicit_gemm")
     problem = typed(conv(32, 256, 14, 14, 1024, 1, 1, epilogue=FULL), "fp16", "half")
     knobs = {"rows": 64, "filters": 128, "stages": 4, "consumers": 2, "turns": False, "cluster": 2, "split": 1}

@@ -43,7 +43,7 @@ def limit(size: int) -> None:
 
 
 def remnants() -> list[torch.Tensor]:
-    """What is free between the tensors that are there, taken."""
+    """Take the memory that is free between the tensors that are there."""
     taken = []
     for size in (1 << 26, 1 << 20, 1 << 15, 1 << 9):
         with suppress(torch.OutOfMemoryError):

@@ -63,7 +63,7 @@ def limit(more: int) -> None:
 
 
 def failure(run: Callable[[], None]) -> BaseException:
-    """What it raises, without the frames that hold what it took."""
+    """The error that it raises, without the frames that hold the memory it took."""
     try:
         run()
     except RuntimeError as error:

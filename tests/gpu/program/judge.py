@@ -39,7 +39,7 @@ Batch = tuple[torch.Tensor, ...]
 
 @dataclass(slots=True)
 class Values:
-    """What one tensor was found to be and should have been, step by step, flat.
+    """One tensor's values and the right ones, step by step, flat.
 
     Attributes:
         ours: what was found.
@@ -160,7 +160,7 @@ class Judge:
         amp: torch.dtype | None = None,
         scale: float = 1.0,
     ) -> Made:
-        """What a copy of the model makes of the same weights, statistics and batches."""
+        """The results of a copy of the model with the same weights, statistics and batches."""
         twin.load_state_dict(before)
         twin.zero_grad()
         total = 0.0
@@ -179,7 +179,7 @@ class Judge:
 
 
 def _change(before: dict[str, torch.Tensor], model: nn.Module) -> list[torch.Tensor]:
-    """What a step added to the buffers that hold floating-point numbers; what it counts must have gone up."""
+    """The amount that a step added to the buffers that hold floating-point numbers; its counters must have gone up."""
     found: list[torch.Tensor] = []
     for name, value in model.named_buffers():
         if value.is_floating_point():

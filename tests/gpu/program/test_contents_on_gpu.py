@@ -1,4 +1,4 @@
-"""What a GPU alone shows of check="contents", loaded plans, pickles, copies and captured steps, on tiny nets."""
+"""Tests that need a GPU: check="contents", loaded plans, pickles, copies and captured steps, on tiny nets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recorded graph holds stays its own, whoever frees libraries' workspaces afterwards."""
+"""The memory that a recorded graph holds stays its own, whoever frees libraries' workspaces afterwards."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the processes find what the first of them has measured."""
+    """The folder in which the processes find the first one's measurements."""
     return tmp_path_factory.mktemp("sanitizer")
 
 

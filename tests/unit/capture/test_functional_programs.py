@@ -19,7 +19,7 @@ NETS += [pytest.param(net, marks=pytest.mark.long) for net in ("mobilenet_v2", "
 
 @pytest.fixture
 def both(monkeypatch):
-    """What is captured as it is, what is captured by PyTorch's decomposition, and whether calls were rewritten in the former."""
+    """The direct capture, the capture by PyTorch's decomposition, and whether calls were rewritten in the former."""
 
     def capture(model: nn.Module, *args: torch.Tensor) -> tuple[Captured, Captured, bool]:
         simple, answers = functionalize._is_simple, []

@@ -68,7 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path, list[str]]
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a comparison gives its frameworks, made once, in this process."""
+    """The data that a comparison gives its frameworks, made once, in this process."""
     folder = tmp_path_factory.mktemp("material")
     make(CASE, folder)
     return folder

@@ -30,7 +30,7 @@ def needs(name: str) -> Any:
 
 
 def errors_of(name: str, case: Case, folder: Path) -> list[str]:
-    """What is wrong with each way of a framework."""
+    """The fault of each way of a framework."""
     facts = case_inputs.read(folder)
     found: list[str] = []
     for way in FRAMEWORKS[name].load().ways(case, facts):

@@ -84,7 +84,7 @@ class Makes:
 
 @dataclass(frozen=True)
 class Made:
-    """What tuning for one size found."""
+    """The result of tuning for one size."""
 
     program: OptimizedModule
 

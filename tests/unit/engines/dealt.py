@@ -2,7 +2,7 @@
 
 
 def kernel_of(knobs, launch=()):
-    """What of a setting decides the compiled code: all but the knobs named in `launch`, which only decide the launch."""
+    """The knobs of a setting that decide the compiled code: all but those named in `launch`, which only decide the launch."""
     return str([(name, value) for name, value in knobs.items_ if name not in launch])
 
 

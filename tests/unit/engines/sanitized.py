@@ -14,7 +14,7 @@ FLAGS = ("-std=gnu11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-saniti
 
 
 def run(folder: Path, source: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """What the program did; the test is skipped where the compiler has no sanitizers, and fails where it refuses the source."""
+    """The program's output; the test is skipped where the compiler has no sanitizers, and fails where it refuses the source."""
     built = _compile(folder / "kernel", source, *flags)
     if built.returncode:
         if _compile(folder / "nothing", "int main(void) { return 0; }").returncode:

@@ -1,4 +1,4 @@
-"""What engines say of themselves as class attributes, against what their executables and `supports` do."""
+"""The class attributes of engines agree with their executables and with `supports`."""
 
 from dataclasses import replace
 from types import SimpleNamespace

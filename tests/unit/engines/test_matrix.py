@@ -47,7 +47,7 @@ def asked(engine, problem):
 
 
 def faults_of(engine, problem, kinds=("integer", "normal")):
-    """What is wrong with an engine on a problem: each knob setting built, checked on each kind of data; in words."""
+    """The faults of an engine on a problem, in words: each knob setting built, checked on each kind of data."""
     found = []
     for knobs in engine.space(problem, CPU):
         executable = engine.build(problem, knobs, CPU)
@@ -82,7 +82,7 @@ CANCELLING = {
 
 
 def faults_in(engine, problems, kinds=("integer", "normal")):
-    """What is wrong with an engine on those of some problems that it takes."""
+    """The faults of an engine on those of some problems that it takes."""
     taken = [found for problem in problems if (found := asked(engine, problem))]
     return [fault for problem in taken for fault in faults_of(engine, problem, kinds)]
 

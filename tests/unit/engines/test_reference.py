@@ -44,7 +44,7 @@ def numbers(shape: tuple[int, ...], seed: int, dtype: str = "fp32", *, integer: 
 
 
 def launched(problem, args, constants=(), *results: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What it writes into results full of rubbish."""
+    """The values that it writes into results full of rubbish."""
     assert ENGINE.supports(problem, CPU), ENGINE.supports(problem, CPU).reason
     built = ENGINE.build(problem, Knobs(), CPU)
     for result in results:

@@ -1,4 +1,4 @@
-"""What numerics `strict` promises, of every engine that takes it on this CPU: each value as exact as an fp32 sum of its terms.
+"""Every engine that takes numerics `strict` on this CPU keeps its promise: each value is as exact as an fp32 sum of its terms.
 
 An fp32 sum of K products, in any order, with or without fused multiply-adds, is off by at most gamma(K) times the sum of the
 products' magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). Methods that transform tiles are not: their
@@ -112,7 +112,7 @@ def test_methods_that_transform_tiles_break_that_and_are_refused(name):
 
 @pytest.mark.parametrize("name", TRANSFORMING)
 def test_a_transform_overflows_where_the_sum_is_finite(name):
-    """What docs/kernels/cpu.md says of large numbers: the reason for a no under `strict`, and a caution elsewhere."""
+    """docs/kernels/cpu.md says so of large numbers: the reason for a no under `strict`, and a caution elsewhere."""
     engine = load_engine(name)
     if not (support := engine.supports(PLAIN, CPU)):
         pytest.skip(support.reason)

@@ -39,7 +39,7 @@ def test_the_transforms_are_a_correlation(tile):
 
 @pytest.mark.parametrize("tile", [F2, F4], ids=["F2", "F4"])
 def test_the_second_position_reaches_every_output_once(tile):
-    """What adding the bias to the products relies on."""
+    """Adding the bias to the products relies on this."""
     products = [torch.tensor([float(i == 1)]) for i in range(tile.side)]
     written = [torch.empty(1) for _ in range(tile.m)]
     tile.write(products, written, [torch.empty(1) for _ in range(tile.write_rooms)])

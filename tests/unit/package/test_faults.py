@@ -1,4 +1,4 @@
-"""What goes wrong with packages: one line says so, nothing runs, and no half file stays."""
+"""Faults of packages: one line names each, nothing runs, and no half file stays."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """What a process printed; it must have ended well."""
+    """The output of a process; it must have ended well."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     return out

@@ -1,4 +1,4 @@
-"""Where the database lies, with and without platformdirs; which file systems are shared between machines."""
+"""The database's place, with and without platformdirs; file systems that machines share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launches cost beside their own time: counted where solvers choose, and in no layer's time."""
+"""The cost of launches beside their own time is counted where solvers choose, and in no layer's time."""
 
 from convoy.pipeline.launch_overhead import INTERPRETED_US, launch_us, with_launch_costs, without_launch_costs
 from convoy.problem import EngineConfig

@@ -1,4 +1,4 @@
-"""What optimize takes: wrong kinds are refused by name, and what a graph cannot hold runs as PyTorch runs it, with a warning."""
+"""Arguments of optimize: wrong kinds are refused by name, and a model that no graph can hold runs in PyTorch, with a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured: which problems need the baseline alone, what predictions may not outdo, and shares of the work."""
+"""The pruned search: problems that need the baseline alone, floors of predictions, and shares of the work."""
 
 from __future__ import annotations
 

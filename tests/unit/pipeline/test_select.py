@@ -1,4 +1,4 @@
-"""What PyTorch's own step is said to take: without the casts of indices that capture adds. What has to have the same bits."""
+"""The stated time of PyTorch's own step leaves out the casts of indices that capture adds. Results that need the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What selection is offered: which rows become candidates, which copies between memory formats, what counts as the baseline."""
+"""The input of selection: the rows that become candidates, the copies between memory formats, and the baseline."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ return %c
 
 
 def concatenation(engine: str) -> list[tuple[str, float, bool]]:
-    """What is offered for the concatenation: layout, time and whether it is predicted; `b` is made by an engine."""
+    """The candidates for the concatenation: layout, time and whether it is predicted; `b` is made by an engine."""
     found = propose(JOINED, layouts=LAYOUTS, numerics="strict")
     rows: dict[str, list[Measurement]] = {}
     for r in found:

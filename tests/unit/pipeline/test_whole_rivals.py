@@ -62,7 +62,7 @@ def plan(engine: str, layout: str = "nhwc") -> Plan:
 def chosen(
     monkeypatch: pytest.MonkeyPatch, rivals: dict[str, Program], selected_ms: float = 2.0, left_s: float = 100.0
 ) -> BuiltPlan:
-    """What runs after a selected plan of `selected_ms` met rivals, by engine."""
+    """The plan that runs after a selected plan of `selected_ms` met rivals, by engine."""
     monkeypatch.setattr(whole_rivals, "_built", lambda plan, net, settings: rivals.get(plan.steps[0].config.engine))
     monkeypatch.setattr("convoy.pipeline.check.end_to_end_check.interleave", planted)
     outcome = CheckOutcome(Latency("torch.eager", 10.0, 0.0), Latency("convoy", selected_ms, 0.0), RIGHT, RIGHT)

@@ -95,7 +95,7 @@ def test_a_layer_says_what_its_input_is_like_and_its_candidates_are_for_that(fou
 
 
 def test_convolution_and_pooling_are_offered_as_one_step(found: OptimizeResult, settings: Settings) -> None:
-    """Whether they are taken as one is for the clock to say."""
+    """The clock decides whether they run as one."""
     with Database.open(settings.db, shipped=False) as database:
         pooled = [row for row in database.rows() if "max2x2s2x2p0x0" in row.problem]
     assert {row.config.engine for row in pooled} == {"aten", "zeroskip.cpu"}

@@ -1,4 +1,4 @@
-"""When memory may go back, and orders that could read a value too early."""
+"""Memory goes back after its last use; orders that could read a value too early are refused."""
 
 import random
 from dataclasses import replace

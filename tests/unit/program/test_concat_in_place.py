@@ -240,7 +240,7 @@ def test_random_nets_are_right():
 
 
 class Asked:
-    """Who compiles ahead: notes what is asked for, with what one build takes."""
+    """Stands for the compilation ahead: notes each request, and the time of one build."""
 
     def __init__(self, worth_s):
         self.worth_s, self.asked = worth_s, []

@@ -65,7 +65,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> ChainedProgram:
 
 
 class Dense(nn.Module):
-    """What a dense block, its stem, its transition and its end are made of."""
+    """The operators of a dense block, its stem, its transition and its end."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -66,7 +66,7 @@ X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
 def values(model: nn.Module, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """What modules give, by name."""
+    """The results of modules, by name."""
     found: dict[str, torch.Tensor] = {}
     hooks = [
         model.get_submodule(name).register_forward_hook(lambda _m, _i, y, name=name: found.__setitem__(name, y))

@@ -172,7 +172,7 @@ def tensors(graph: Graph, kind: ValueKind, seed: int = 0) -> dict[str, torch.Ten
 
 
 def every_value(graph: Graph) -> dict[str, torch.Tensor]:
-    """What every value of a graph is, in float64."""
+    """Every value of a graph, in float64."""
     inputs, constants = tensors(graph, "input"), tensors(graph, "constant", seed=1)
     made = [value.name for value in graph.values.values() if value.kind == "node"]
     whole = Graph(graph.inputs, tuple(made), graph.values, graph.nodes)
@@ -221,7 +221,7 @@ def test_regions_of_a_random_graph(seed: int):
 
 
 def exported(graph: Graph, nodes: Collection[str]) -> set[str]:
-    """What a set of nodes makes that is read outside or returned."""
+    """The results of a set of nodes that are read outside it or returned."""
     made = {output for name in nodes for output in graph.node(name).outputs if output}
     readers: list[Node] = [node for node in graph.nodes if node.name not in nodes]
     return made & ({name for node in readers for name in node.refs()} | set(graph.outputs))
@@ -245,7 +245,7 @@ def check_numbers(region: Region, values: dict[str, torch.Tensor]) -> None:
 def by_problem(
     problem: ConvProblem | LinearProblem, args: list[torch.Tensor], constants: list[torch.Tensor]
 ) -> torch.Tensor:
-    """What the problem's words say, and nothing else: y = pool(activation(main(x, weight) + bias + residual))."""
+    """Compute exactly what the problem's words say: y = pool(activation(main(x, weight) + bias + residual))."""
     epilogue = problem.epilogue
     x, weight = args[0], constants[0]
     assert tuple(x.shape) == problem.x_spec.shape

@@ -128,7 +128,7 @@ def test_admitted_schedules_are_whole_safe_and_within_their_bounds(seed, streams
 
 
 def foreseen(dag, streams, model):
-    """What `admit` expects of the way that is taken: its end, and what held launches back."""
+    """The prediction of `admit` for the schedule: its end, and the launches that were held back."""
     ways = [admit(dag, streams, dag.distances_us(), model, EVENT_US, holds=holds) for holds in (True, False)]
     end, _, holds = min(ways, key=lambda way: way[0])
     return end, holds

@@ -103,7 +103,7 @@ def _candidates(rng: random.Random, index: int, region: RegionNodes, layouts: Se
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one choice costs."""
+    """The cost of one choice."""
 
     chosen: tuple[Candidate, ...]
     total_us: float

@@ -1,4 +1,4 @@
-"""What docs/how-to/torch-compile.md shows runs, in the page's order."""
+"""The examples of docs/how-to/torch-compile.md run, in the page's order."""
 
 from __future__ import annotations
 

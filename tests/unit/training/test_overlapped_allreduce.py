@@ -171,7 +171,7 @@ TIMES_US = {"w0": 20.0, "w1": 20.0, "w2": 20.0, "w3": 10.0}
 
 
 def ends_us(found: Sequence[Step]) -> dict[str, float]:
-    """When each result is there, by the plan's own streams and waits."""
+    """The time at which each result is there, by the plan's own streams and waits."""
     return {one.results[0]: span.start_us + span.duration_us for one, span in zip(found, planned(found), strict=True)}
 
 

@@ -1,4 +1,4 @@
-"""What predictions favour is compiled and measured first: a search that is cut short has then measured what may win."""
+"""The search compiles and measures first what predictions favour: cut short, it has measured what may win."""
 
 from dataclasses import replace
 

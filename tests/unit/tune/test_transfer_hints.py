@@ -1,4 +1,4 @@
-"""What a device of the same kind found out shortens the search, and never ends it too early."""
+"""Rows of a device of the same kind shorten the search, and never end it too early."""
 
 from dataclasses import replace
 

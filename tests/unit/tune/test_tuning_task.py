@@ -100,7 +100,7 @@ def test_a_problem_is_known_when_engines_with_a_cost_model_had_their_turn(known,
 
 
 def test_one_engine_that_failed_does_not_speak_for_another_that_was_not_tried():
-    """What is compiled first may all be refused: then the others are still to be predicted."""
+    """All candidates that are compiled first may be refused: then the others are still to be predicted."""
     engines = [Fake("aten"), Fake("first", estimate=lambda k: 10.0), Fake("second", estimate=lambda k: 12.0)]
     task = TuningTask(SearchSpace(PROBLEM, engines, TARGET))
     task.take_known([row("aten"), row("first", status=Status.COMPILE_ERROR, reason="spills")])
@@ -433,7 +433,7 @@ def test_an_engine_that_failed_for_another_reason_is_left_alone():
 
 
 def test_random_races_end_with_a_thorough_winner():
-    """Whatever times are drawn, anew each time, the stages end, never ask twice for nothing, and the winner is thorough."""
+    """For all drawn times, anew each time, the stages end, never ask twice for nothing, and the winner is thorough."""
     for seed in range(60):
         rng = random.Random(seed)
         engines = [Fake("aten"), *(Fake(f"e{i}", rng.randint(1, 30)) for i in range(rng.randint(0, 5)))]

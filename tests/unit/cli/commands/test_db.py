@@ -47,7 +47,7 @@ def db(tmp_path: Path) -> Path:
 
 
 def run(*words: object, answer: str | None = None) -> str:
-    """What a command prints on standard output; it must succeed."""
+    """The standard output of a command; it must succeed."""
     done = CliRunner().invoke(app, [*map(str, words)], input=answer, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout

@@ -1,4 +1,4 @@
-"""What is printed of files' contents: escapes in place of control characters, and names that are no UTF-8 end nothing."""
+"""Commands print files' contents with escapes in place of control characters; a name that is no UTF-8 ends nothing."""
 
 from __future__ import annotations
 

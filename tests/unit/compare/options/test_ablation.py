@@ -299,7 +299,7 @@ def test_a_build_that_only_the_time_ended_is_no_row_and_a_best_setting_that_fail
 
 
 class Child:
-    """What a child answers."""
+    """The answer of a child."""
 
     def __init__(self, role: str) -> None:
         self.role, self.asked, self.timeout_s, self.ended = role, [], 0.0, False  # type: ignore[var-annotated]

@@ -1,4 +1,4 @@
-"""What changed between two runs: beyond the spread it is a regression, named with its layers and with what else changed."""
+"""The difference of two runs: beyond the spread it is a regression, named with its layers and all other changes."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_efficiency_is_against_the_fewest_gpus_of_the_same_line() -> None:
 
 
 def script(text: str):
-    """What runs in torchrun's place: it finds the folder in `folder`."""
+    """The script that runs in torchrun's place: it finds the folder in `folder`."""
     head = "import json, os, signal, sys, time, pathlib\nfolder = pathlib.Path(sys.argv[1])\n"
     return lambda job, folder: [sys.executable, "-S", "-c", head + text, str(folder)]
 

@@ -1,4 +1,4 @@
-"""What the tests of CUDA engines share."""
+"""Fixtures that the tests of CUDA engines share."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from convoy.engines.hopper import hopper_support_checks
 
 @pytest.fixture
 def libraries_are_there(monkeypatch):
-    """Whether the libraries of a GPU are installed here is not what most tests ask."""
+    """Most tests do not ask whether the libraries of a GPU are installed here."""
     monkeypatch.setattr(hopper_support_checks, "absence", lambda: "")
     monkeypatch.setattr("convoy.engines.triton.triton_build.installed", lambda: True)

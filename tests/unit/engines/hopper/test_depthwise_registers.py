@@ -36,7 +36,7 @@ extern "C" void run(const Value* x, const Floats* w, Value* y, const Value* resi
 
 @pytest.fixture(autouse=True)
 def _libraries_are_there(monkeypatch):
-    """Whether the libraries of a GPU are installed here is not what these tests ask."""
+    """These tests do not ask whether the libraries of a GPU are installed here."""
     monkeypatch.setattr(depthwise_registers, "absence", lambda: "")
     monkeypatch.setattr("convoy.engines.triton.triton_build.installed", lambda: True)
 

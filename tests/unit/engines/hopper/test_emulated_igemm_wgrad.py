@@ -36,7 +36,7 @@ def integers(shape, dtype, seed):
 
 
 def gradient(problem, x, dy):
-    """What float64 makes of it."""
+    """The gradient in float64."""
     return torch.nn.grad.conv2d_weight(
         x.double(), problem.weight_spec.shape, dy.double(), (problem.stride_h, problem.stride_w),
         (problem.pad_h, problem.pad_w), (problem.dilation_h, problem.dilation_w),

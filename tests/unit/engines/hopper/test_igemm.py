@@ -1,4 +1,4 @@
-"""What cuda.implicit_gemm takes, refuses and proposes, and what NVRTC makes of it; no device needed."""
+"""The problems that cuda.implicit_gemm takes and refuses, its settings, and NVRTC's code for them; no device needed."""
 
 import math
 from dataclasses import replace

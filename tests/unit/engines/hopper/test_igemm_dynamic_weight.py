@@ -1,4 +1,4 @@
-"""What cuda.fresh and cuda.dgrad take, refuse and propose, and what NVRTC makes of them; no device needed."""
+"""The problems that cuda.fresh and cuda.dgrad take and refuse, their settings, and NVRTC's code for them; no device needed."""
 
 import math
 from dataclasses import replace

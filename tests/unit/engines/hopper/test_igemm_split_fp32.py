@@ -1,4 +1,4 @@
-"""What cuda.split_fp32 takes, refuses, proposes and packs, and what NVRTC makes of it; no device needed."""
+"""The problems that cuda.split_fp32 takes and refuses, its settings and packed weights, and NVRTC's code; no device needed."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What cuda.swapped takes, refuses, proposes and packs, and what NVRTC makes of it; no device needed."""
+"""The problems that cuda.swapped takes and refuses, its settings and packed weights, and NVRTC's code; no device needed."""
 
 import math
 from dataclasses import replace

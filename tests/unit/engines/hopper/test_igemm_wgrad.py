@@ -1,4 +1,4 @@
-"""What cuda.wgrad takes, refuses and proposes, and what NVRTC makes of it; no device needed."""
+"""The problems that cuda.wgrad takes and refuses, its settings, and NVRTC's code for them; no device needed."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How a first layer's image is copied for windows, and what NVRTC makes of the copy. Its arithmetic: test_emulated_igemm.py."""
+"""The copy of a first layer's image for windows, and NVRTC's code for it. Its arithmetic: test_emulated_igemm.py."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the assembler says of a kernel decides whether it is kept: logs planted in an NVRTC that need not be installed."""
+"""The assembler's log decides whether a kernel is kept: logs planted in an NVRTC that need not be installed."""
 
 from __future__ import annotations
 

@@ -313,7 +313,7 @@ for text in sys.argv[2:]:
 
 @needs_compiler
 def test_another_process_takes_the_code_from_inductors_cache() -> None:
-    """Whatever of Inductor's settings was changed there: the measured piece is the one that runs."""
+    """The measured piece runs, also where the other process changed Inductor's settings."""
     seen, unseen = new_piece(), new_piece()
     found = []
     for settings, pieces in (("plain", [seen]), ("changed", [seen, unseen])):

@@ -79,7 +79,7 @@ def test_weights_of_dead_channels_are_not_read(outcomes):
 
 
 def test_an_input_without_zeros_is_multiplied_as_it_lies(outcomes):
-    """What bounds the cost of having looked: not one weight is gathered."""
+    """Not one weight is gathered, which bounds the cost of having looked."""
     assert outcomes["a dense input"]["error"] == 0
 
 

@@ -314,7 +314,7 @@ def test_immediates_of_any_value_compile():
 
 
 def test_nearly_every_instruction_is_a_multiply_add():
-    """What the design is for: words of four values and of neighbouring inputs, no other load in the code."""
+    """The code loads words of four values and of neighbouring inputs, and nothing else."""
     problem = ConvProblem(1, 32, 28, 28, 16, 3, 3, 1, 1)
     problem = problem.with_mask(mask_of(pattern("tenth", problem.weight_spec.shape)))
     unit = write(problem, GeneratedTile(64, 4, 16, 1, 8, 200, 1)).source.bodies[0]

@@ -38,7 +38,7 @@ SPARSE = sparse(PLAIN)
 
 @pytest.fixture(autouse=True)
 def _bindings_are_there(monkeypatch):
-    """Whether cuda-bindings are installed here is not what these tests ask."""
+    """These tests do not ask whether cuda-bindings are installed here."""
     monkeypatch.setattr(hopper_support_checks, "absence", lambda: "")
 
 

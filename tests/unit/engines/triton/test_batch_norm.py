@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("batch norm interpreter")
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """What the script says, by case."""
+    """The script's lines, by case."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "interpreted_batch_norm.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)

@@ -36,7 +36,7 @@ def gpu(capability: int) -> Target:
 
 
 def bytes_of(problem: Problem, knobs: Knobs) -> int:
-    """What the operands of a tile take at least, over all stages of its pipeline."""
+    """The least bytes of a tile's operands, over all stages of its pipeline."""
     assert isinstance(problem, ConvProblem)
     sides = ("block_p",) if "block_p" in knobs else ("block_n", "block_h", "block_w")
     pixels = math.prod(knobs.integer(side) for side in sides)

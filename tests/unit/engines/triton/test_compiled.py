@@ -1,4 +1,4 @@
-"""What ptxas says of a kernel decides whether it is kept: planted logs, so that neither a GPU nor the assembler is needed."""
+"""The log of ptxas decides whether a kernel is kept: planted logs, so that neither a GPU nor the assembler is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Triton engines take, refuse and propose: no triton needed."""
+"""The problems that the Triton engines take and refuse, and their settings: no triton needed."""
 
 import math
 import subprocess

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("pool backward interpreter")
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """What the script says, by case."""
+    """The script's lines, by case."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "interpreted_pool_backward.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)

@@ -122,7 +122,7 @@ def test_what_contexts_grow_by_is_not_there_for_tensors(device: Device) -> None:
 def test_all_that_tuning_takes_stays_within_the_limit_while_contexts_grow(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the process that measures may hold, where contexts and what the process that tunes holds have grown."""
+    """The measuring process may hold less where contexts and the tuning process have grown."""
     limit, began = 3000, device.held + device.others
     with memory_limited("cuda", limit * MIB, isolate=True):
         device.others += 50  # libraries load code here

@@ -1,4 +1,4 @@
-"""What a GPU's driver tells, and what is made of answers that it does not have. The library is played."""
+"""The answers of a GPU's driver, and Convoy's use of those that are missing. A fake stands for the library."""
 
 from __future__ import annotations
 

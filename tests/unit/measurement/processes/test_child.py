@@ -138,7 +138,7 @@ def test_the_worker_runs_as_its_parent_does():
 
 
 def test_the_context_of_the_worker_comes_out_of_the_limit(monkeypatch):
-    """What it is told is what its tensors may take."""
+    """The worker is told how much its tensors may take."""
     told = []
 
     class Told:

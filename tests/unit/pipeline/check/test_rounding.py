@@ -1,4 +1,4 @@
-"""What rounding alone changes: off by no more than one rounding, the same every time."""
+"""Rounded tensors are off by no more than one rounding, the same every time."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
 
 class Training(NamedTuple):
-    """What a checkpoint is of."""
+    """The training that a checkpoint stores."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -161,7 +161,7 @@ def test_a_file_of_torch_save_is_refused(tmp_path: Path):
 
 
 def loaded(path: Path) -> Any:
-    """What a file holds; None where it is refused."""
+    """The content of a file; None where it is refused."""
     try:
         return read_checksummed(path, FORMAT, "checkpoint", most_bytes=1 << 30)
     except InputError:

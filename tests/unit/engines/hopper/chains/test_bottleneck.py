@@ -1,4 +1,4 @@
-"""What cuda.bottleneck takes, refuses and proposes, and what NVRTC makes of it; no device needed."""
+"""The problems that cuda.bottleneck takes and refuses, its settings, and NVRTC's code for them; no device needed."""
 
 from dataclasses import replace
 

@@ -19,7 +19,7 @@ from convoy.package.archive import check_path
 from convoy.package.opening import open as open_package
 from convoy.package.plan_choice import baseline_plan, portable_plan
 from convoy.package.plan_regions import plan_regions
-from convoy.package.tensor_file import tensor_bytes
+from convoy.package.tensor_file import as_stored, tensor_bytes
 from convoy.package.write import BoundNet, ModelInfo, write_package
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.check.rounding import fixed_seed
@@ -183,6 +183,8 @@ def _bound_net(model: nn.Module, request: _Request, settings: Settings, *, porta
             )
     whole = dataclasses.replace(settings, numerics=numerics, only_engines=(), deny_engines=())
     net = captured_net("" if plan is None else plan.model, isolate(model, request.args, request.kwargs), whole, target)
+    constants = {name: as_stored(tensor) for name, tensor in net.captured.constants.items()}
+    net = dataclasses.replace(net, captured=dataclasses.replace(net.captured, constants=constants))
     plan = _checked_plan(net, plan, settings, portable=portable)
     with torch.no_grad():
         known = {**plan_regions(net.captured.graph, plan, {}), **net.regions_by_nodes}

@@ -1,7 +1,8 @@
 """Tensors of a package: a safetensors file that is used where it lies, without copies.
 
 The format is that of the safetensors library: eight bytes with the header's length, a header in JSON, the data without gaps. The
-header is padded and the tensors are sorted so that large ones begin at multiples of 64 bytes.
+header is padded, and tensors of padding stand behind others, so that each tensor begins at a multiple of 64 bytes: MKL's sums
+depend on the address of a matrix, and PyTorch's own tensors begin at such multiples too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from convoy.untrusted import parse_json
 
 MOST_HEADER_BYTES: Final = 16 << 20
 MOST_DIMENSIONS: Final = 16
+PADDING: Final = "padding."
+"""Beginning of the names of tensors that fill gaps; no program names them."""
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64,
@@ -50,6 +53,14 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(cast("Any", flat.view(torch.uint8).numpy())) if flat.numel() else memoryview(b"")
 
 
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a package stores it, so that libraries compute the same bits: contiguous, at a multiple of 64 bytes."""
+    if not is_storable(tensor):
+        return tensor
+    found = tensor.detach().contiguous()
+    return found if found.data_ptr() % ALIGNMENT == 0 else found.clone()
+
+
 def write_tensors(tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
     """The parts of a file with these tensors: contiguous, on the CPU, of dtypes of `DTYPES`."""
 
@@ -61,13 +72,18 @@ def write_tensors(tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
     header: dict[str, object] = {}
     parts: list[Buffer] = []
     at = 0
-    for name in sorted(tensors, key=order):
+    names = sorted(tensors, key=order)
+    for name in names:
         tensor = tensors[name]
         content = tensor_bytes(tensor)
         end = at + len(content)
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         parts.append(content)
         at = end
+        if (gap := -end % ALIGNMENT) and name != names[-1]:
+            header[f"{PADDING}{end}"] = {"dtype": "U8", "shape": [gap], "data_offsets": [end, end + gap]}
+            parts.append(bytes(gap))
+            at = end + gap
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
     return [struct.pack("<Q", len(text)) + text, *parts]

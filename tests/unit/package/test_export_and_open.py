@@ -52,6 +52,33 @@ def test_a_saved_plan_is_exported(tmp_path: Path) -> None:
     assert torch.equal(convoy.open(path)(X), load(model, tmp_path / "plan.json", (X,))(X))
 
 
+class Head(nn.Module):
+    """A linear layer behind one of norm: in PyTorch's own operators, MKL's sums depend on the weight's address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(20), nn.Linear(20, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 20] to [n, 7]."""
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_bits_do_not_depend_on_where_a_weight_lies(tmp_path: Path, offset: int, transposed: bool) -> None:
+    model, x = seeded(Head), torch.randn(1, 20, generator=torch.Generator().manual_seed(1))
+    shape = (20, 7) if transposed else (7, 20)
+    place = torch.zeros(140 + offset)[offset:].view(shape)
+    place = place.t() if transposed else place
+    model.head.weight = nn.Parameter(place.copy_(model.head.weight.detach()))
+    path = convoy.export(model, tmp_path / "net.convoy", (x,), settings=NONE)
+    net = convoy.open(path)
+    assert torch.allclose(net(x), model(x), atol=1e-6)
+    constants = [one for step in net.programs[0].runnable.bound.steps for one in step.constants]
+    assert all(one.data_ptr() % 64 == 0 for one in constants)
+
+
 def test_opening_captures_nothing_and_with_trust_compiles_nothing(
     portable: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def export(
         args: example inputs; needed unless `model` is an optimised module.
         kwargs: example keyword inputs.
         more_args: further example inputs, such as other batch sizes: the package gets a program for each, and the weights once.
+            An optimised module gives its own plan for each of these shapes; it is tuned for those that it has none for.
         plan: a plan, or the file of one, to be used in place of tuning.
         portable: use only Convoy's C kernels, so that the C runtime (`libconvoy`) can run the package.
         settings: for tuning, if there is no plan.
@@ -163,10 +164,11 @@ def _requests(
         return [_Request(plan or own, given, named) for own, given, named in found]
     given, named = checked_arguments(stock, args, kwargs)
     if plan is None and not portable:
-        tuned = (
-            model if isinstance(model, OptimizedModule) else optimize(model, given, named, settings=settings, name=name)
-        )
-        plan = tuned.programs[0].plan
+        known = model.program_cache.find(given, named) if isinstance(model, OptimizedModule) else None
+        if known is not None:
+            plan = known[0].program.plan
+        else:
+            plan = optimize(stock, given, named, settings=settings, name=name).programs[0].plan
     return [_Request(plan, given, named)]
 
 

@@ -130,6 +130,20 @@ def test_several_shapes_share_their_weights(tmp_path: Path) -> None:
         net(X[:, :, :8])
 
 
+def test_each_shape_of_an_optimised_module_has_its_own_plan(tmp_path: Path) -> None:
+    model, one, other = seeded(Block), X[:1], X[:, :, :9]
+    with always_kept():
+        fast = convoy.optimize(model, (X,), settings=convoy.Settings(effort="none", only_engines=("cpu.direct",)))
+        fast.tune((one,))
+        path = convoy.export(fast, tmp_path / "net.convoy", (one,), more_args=[(X,), (other,)], settings=NONE)
+    net = convoy.open(path)
+    assert [program.plan for program in net.programs[:2]] == fast.plans[::-1]
+    assert [net(x).shape for x in (one, X, other)] == [(1, 7), (2, 7), (2, 7)]
+    assert torch.equal(net(X), fast(X))
+    assert torch.equal(net(one), fast(one))
+    assert len(fast.plans) == 2
+
+
 def test_a_call_with_other_arguments_is_refused(portable: Path) -> None:
     net = convoy.open(portable)
     for args in ((X[:1],), (X.double(),), (X, X), ("x",), ()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-import warnings
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +32,7 @@ from convoy.cli.commands import (
 from convoy.cli.commands import run as run_command
 from convoy.cli.flag_names import FlagNames, UsageError
 from convoy.cli.output.lines import say
+from convoy.cli.output.warning_lines import warnings_as_lines
 from convoy.errors import ConvoyError
 
 app = typer.Typer(
@@ -98,9 +98,9 @@ def tell_refusal(error: Any) -> None:
 
 def run() -> int:
     """Run the command that `sys.argv` names and return its exit code. Errors are written to standard error."""
-    warnings.filterwarnings("ignore", category=FutureWarning)  # deprecations of libraries concern programmers
     try:
-        return ended_with(app(standalone_mode=False, prog_name="convoy"))
+        with warnings_as_lines():
+            return ended_with(app(standalone_mode=False, prog_name="convoy"))
     except UsageError as error:
         tell_refusal(error)
         return 2

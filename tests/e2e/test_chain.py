@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,10 @@ def test_from_a_folder_of_images_to_both_accuracies(convoy_command: Command, sha
     assert "shapes/square/四角.png  square" in "\n".join(flat)
     everything = works(convoy_command("run", *MODEL, *tuning, "--data", "shapes", "--split", "all"))
     assert any(line.startswith("65 images of shapes (the weights were trained on them)") for line in everything)
+    found = json.loads("".join(works(convoy_command("run", *MODEL, *tuning, "--data", "shapes", "--json"))))
+    assert [found[name] for name in ("labelled", "stock_right", "convoy_right", "same_class")] == [6, 6, 6, 6]
+    assert [image["class_name"] for image in found["images"]] == [c for c in CLASSES for _ in range(2)]
+    assert [image["label"] for image in found["images"]] == [0, 0, 1, 1, 2, 2]
 
 
 CLASSES = ("circle", "square", "triangle")

@@ -111,6 +111,14 @@ def test_photographs_and_weights(convoy_command: Command, folder: Path, always_f
     assert [line.split("  ")[0] for line in ran[:3]] == [f"photographs/{index}.png" for index in range(3)]
     assert "accuracy" not in "".join(ran)
     assert ran[-1] == "PyTorch and Convoy give the same class for 3 of 3 images"
+    page = documented("convoy run")
+    found = json.loads(convoy_command.works("run", *words, "--json"))
+    assert set(found) == page[""]
+    assert fields(found["latencies"]) == page["latencies"]
+    assert fields(found["images"]) == page["images"]
+    assert (found["same_class"], found["labelled"], found["outputs"]) == (3, 0, [])
+    found = json.loads(convoy_command.works("run", *SMALL, *words[-4:], "--json"))
+    assert (fields(found["outputs"]), found["images"]) == (page["outputs"], [])
 
 
 def test_a_saved_program_is_optimised(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -50,6 +51,9 @@ def test_a_package_is_exported_and_run(convoy_command: Command, folder: Path) ->
     assert len(results(built)) == 3
     assert results(convoy_command.works("run", "net.convoy", "--trust", "--input", "images/")) == results(built)
     assert len(results(convoy_command.works("run", "net.convoy"))) == 2
+    found = json.loads(convoy_command.works("run", "net.convoy", "--json"))
+    assert [len(found[name]) for name in ("outputs", "images", "latencies")] == [2, 0, 1]
+    assert (found["batch"], found["speedup"], found["source"]) == (2, None, None)
     assert "--batch" in convoy_command.refused("run", "net.convoy", "--batch", "3")
     assert "--plan" in convoy_command.refused("run", "pooled.py:pooled", "--trust")
     path = folder / "net.convoy"

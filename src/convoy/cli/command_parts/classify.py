@@ -1,4 +1,4 @@
-"""Classes of images by two programs side by side: stock PyTorch and Convoy. What `convoy run` prints of them."""
+"""Classes of images by two programs side by side, stock PyTorch and Convoy, and the lines that `convoy run` prints of them."""
 
 from __future__ import annotations
 
@@ -80,20 +80,21 @@ def classified(
 
 def say_classes(found: Sequence[Classified], names: Sequence[str]) -> None:
     """Print a line for each image: file, class, probability; the label where it is another one; PyTorch's class likewise."""
-
-    def title(index: int) -> str:
-        return names[index] if index < len(names) else f"class {index}"
-
     for image in found:
-        words = [image.name, title(image.convoy), f"{image.share:.1%}"]
+        words = [image.name, class_title(names, image.convoy), f"{image.share:.1%}"]
         if image.label is not None and image.label != image.convoy:
-            words.append(f"labelled {title(image.label)}")
+            words.append(f"labelled {class_title(names, image.label)}")
         if image.stock != image.convoy:
-            words.append(f"PyTorch: {title(image.stock)}")
+            words.append(f"PyTorch: {class_title(names, image.stock)}")
         say("  ".join(words))
 
 
-def say_result(found: Sequence[Classified], timed: tuple[Latency, Latency], source: str, batch: int) -> None:
+def class_title(names: Sequence[str], index: int) -> str:
+    """The name of a class, or its number where it has none."""
+    return names[index] if index < len(names) else f"class {index}"
+
+
+def say_result(found: Sequence[Classified], timed: Sequence[Latency], source: str, batch: int) -> None:
     """Print accuracy and time of a call of PyTorch and Convoy, one under the other.
 
     Args:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convoy.cli.output.lines import say
+from convoy.cli.command_parts.run_result import RunResult, largest_outputs
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
     from convoy.package.packaged_module import PackagedModule
 
 
-def run_package(path: str, images: list[Path] | None, others: Mapping[str, object], *, trust: bool) -> None:
+def run_package(path: str, images: list[Path] | None, others: Mapping[str, object], *, trust: bool) -> RunResult:
     """Run a package on all images, as many at a time as it takes.
 
     Args:
@@ -33,8 +33,8 @@ def run_package(path: str, images: list[Path] | None, others: Mapping[str, objec
 
     net = convoy.open(path, trust=trust)
     if not images:
-        _report(net, [net.example_inputs()])
-        return
+        shape = net.inputs[0].spec.shape if net.inputs else ()
+        return _result(path, net, [net.example_inputs()], shape[0] if shape else 1)
     spec = net.inputs[0].spec
     if len(net.inputs) != 1 or len(spec.shape) != 4 or spec.shape[1] != 3:
         shapes = ", ".join(str(one.spec) for one in net.inputs)
@@ -45,15 +45,19 @@ def run_package(path: str, images: list[Path] | None, others: Mapping[str, objec
     count, size = len(loaded), spec.shape[0]
     padding = loaded.new_zeros(-count % size, *spec.shape[1:])  # the package takes whole batches
     whole = torch.cat([loaded, padding]) if len(padding) else loaded
-    _report(net, [(whole[at : at + size],) for at in range(0, count, size)], count)
+    return _result(path, net, [(whole[at : at + size],) for at in range(0, count, size)], size, count)
 
 
-def _report(net: PackagedModule, batches: Sequence[tuple[Any, ...]], count: int | None = None) -> None:
-    """Run a net on batches and time it on the first; print the largest output of each image, and the time.
+def _result(
+    path: str, net: PackagedModule, batches: Sequence[tuple[Any, ...]], batch: int, count: int | None = None
+) -> RunResult:
+    """Run a net on batches and time it on the first.
 
     Args:
+        path: the package.
         net: the net.
         batches: arguments of each call.
+        batch: samples in a call.
         count: images to be reported; None: all.
     """
     import torch
@@ -63,7 +67,4 @@ def _report(net: PackagedModule, batches: Sequence[tuple[Any, ...]], count: int 
     with torch.no_grad():
         outputs = [float_outputs(net(*args))[0] for args in batches]
         timed = interleave({"Convoy": lambda: net(*batches[0])}, cuda=False)["Convoy"]
-    rows = [row for one in outputs for row in (one.flatten(1) if one.dim() > 1 else one[None])]
-    for index, row in enumerate(rows[:count]):
-        say(f"input {index}: largest output {int(row.argmax())} ({float(row.max()):.4g})")
-    say(f"{timed.name:8} {timed.median_ms:.3f} ms +- {timed.spread_ms:.3f}")
+    return RunResult(path, None, batch, False, (timed,), outputs=largest_outputs(outputs)[:count])

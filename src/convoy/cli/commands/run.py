@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoy.cli import interrupt
+from convoy.cli.command_parts.classify import classified, say_classes, say_result
 from convoy.cli.command_parts.run_package import run_package
+from convoy.cli.command_parts.run_result import RunResult, largest_outputs, say_json, say_outputs
 from convoy.cli.options import inputs, shared, values
 from convoy.cli.options import run as given
 from convoy.cli.output.lines import say
@@ -38,6 +40,7 @@ def run(
     device: shared.Device = None,
     weights: shared.Weights = None,
     trust: shared.Trust = False,
+    as_json: given.Json = False,
 ) -> None:
     """Run MODEL by a saved PLAN, measuring nothing: the class of each image, and PyTorch and Convoy side by side.
 
@@ -46,7 +49,8 @@ def run(
     interrupt.keeps(lambda: "nothing was written")
     if model.endswith(".convoy"):
         own = {"--plan": plan, "--data": data, "--split": split, "--images": limit, "--batch": batch, "--size": size}
-        run_package(model, images, {**own, "--dtype": dtype, "--weights": weights, "--device": device}, trust=trust)
+        others = {**own, "--dtype": dtype, "--weights": weights, "--device": device}
+        show(run_package(model, images, others, trust=trust), as_json)
         return
     if plan is None:
         raise InputError("--plan", None, "a plan", "Write one with `convoy optimize --plan`, or run a .convoy file.")
@@ -71,12 +75,26 @@ def run(
         own = getattr(module, "example_input_array", None) is not None  # which a program has that takes other inputs
         count, wanted = (batch, values.image_size(size)) if own else (batch or batch_of(spec), wanted)
         args = inputs.example(module, model, None, count, wanted, kind, where, info)
-        run_once(module, plan, args)
+        show(run_once(model, module, (saved, plan), args), as_json)
         return
     count = batch or batch_of(spec) or 1
     with Bar() as bar:
         found, source = opened(module, model, info, (images, data, split, limit), wanted, where, bar)
-        run_images(module, model, saved, plan, (found, source, count), (where, kind), weights, bar)
+        result = run_images(module, model, (saved, plan), (found, source, count), (where, kind), weights, bar)
+    show(result, as_json)
+
+
+def show(result: RunResult, as_json: bool) -> None:
+    """Print the classes, accuracies and times, or the largest outputs and times; or all as JSON."""
+    if as_json:
+        say_json(result)
+    elif not result.images:
+        say_outputs(result)
+    else:
+        say_classes(result.images, result.class_names)
+        say_result(result.images, result.latencies, result.source or "", result.batch)
+        if result.baseline:
+            say("the plan is PyTorch's own: tuning found nothing faster")
 
 
 def check_words(images: list[Path] | None, data: str | None, split: str | None, limit: int | None) -> None:
@@ -111,20 +129,17 @@ def size_of(spec: TensorSpec | None) -> ImageSize | None:
     return height if height == width else (height, width)
 
 
-def run_once(module: nn.Module, plan: Path, args: tuple[Any, ...]) -> None:
-    """Run the plan on an example, and print the largest outputs and both times."""
+def run_once(name: str, module: nn.Module, plan: tuple[Plan, Path], args: tuple[Any, ...]) -> RunResult:
+    """Run the plan on an example: the largest outputs and both times."""
     import torch
 
     from convoy.pipeline.check.end_to_end import float_outputs
 
     with inputs.fitting(module, args):
-        fast = values.load_plan(module, plan, args)
+        fast = values.load_plan(module, plan[1], args)
     with torch.no_grad():
-        outputs = float_outputs(fast(*args))
-    for index, row in enumerate(outputs[0].flatten(1) if outputs[0].dim() > 1 else outputs[0][None]):
-        say(f"input {index}: largest output {int(row.argmax())} ({float(row.max()):.4g})")
-    for latency in timed(module, fast, args):
-        say(f"{latency.name:8} {latency.median_ms:.3f} ms +- {latency.spread_ms:.3f}")
+        outputs = largest_outputs(float_outputs(fast(*args))[:1])
+    return RunResult(name, None, len(outputs), plan[0].baseline, timed(module, fast, args), outputs=outputs)
 
 
 def timed(module: nn.Module, fast: nn.Module, args: tuple[Any, ...]) -> tuple[Latency, Latency]:
@@ -177,15 +192,13 @@ def opened(
 def run_images(
     module: nn.Module,
     model: str,
-    saved: Plan,
-    plan: Path,
+    plan: tuple[Plan, Path],
     images: tuple[Dataset, str, int],
     place: tuple[str, str],
     weights: str | None,
     bar: Bar,
-) -> None:
-    """Run stock PyTorch and the plan on all images, and print classes, accuracies and times."""
-    from convoy.cli.command_parts.classify import classified, say_classes, say_result
+) -> RunResult:
+    """Run stock PyTorch and the plan on all images: classes, accuracies and times."""
     from convoy.zoo import class_names_of, parse_dtype
 
     found, source, batch = images
@@ -193,15 +206,13 @@ def run_images(
     example = first_batch(found, batch).to(device, dtype)
     bar("loading the plan", 0, 0)
     with inputs.fitting(module, (example,)):
-        fast = values.load_plan(module, plan, (example,))
+        fast = values.load_plan(module, plan[1], (example,))
     rows = classified(module, fast, found, batch, (device, dtype), bar)
     bar("timing", 0, 0)
     latencies = timed(module, fast, (example,))
     bar.pause()
-    say_classes(rows, found.class_names or class_names_of(model, weights))
-    say_result(rows, latencies, source, batch)
-    if saved.baseline:
-        say("the plan is PyTorch's own: tuning found nothing faster")
+    names = tuple(found.class_names or class_names_of(model, weights))
+    return RunResult(model, source, batch, plan[0].baseline, latencies, tuple(rows), names)
 
 
 def first_batch(images: Dataset, batch: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from convoy.cli.command import ACCURACY, CHECKPOINTS, MODEL
+from convoy.cli.command import ACCURACY, CHECKPOINTS, MODEL, OUTPUT
 
 Plan = Annotated[
     Path | None,
@@ -50,3 +50,4 @@ Size = Annotated[
         rich_help_panel=MODEL,
     ),
 ]  # fmt: skip
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.", rich_help_panel=OUTPUT)]

@@ -16,7 +16,7 @@ _OWN: Final = "convoy: "
 def warnings_as_lines() -> Generator[None]:
     """Print Convoy's warnings as `convoy: warning: ...` on standard error; others as Python does.
 
-    Filters decide as ever which warnings are shown. Deprecations of libraries (`FutureWarning`) are not: they concern programmers.
+    Filters decide as ever which warnings are shown. A library's `FutureWarning` is not shown: it concerns programmers.
     At the end all is as it was before.
     """
     with warnings.catch_warnings():

@@ -112,7 +112,7 @@ class FlagNames:
 
     def _file(self, error: InputError, values: Mapping[str, Any]) -> Any:
         """The only parameter that was given the file of the error: two options may name files of one kind."""
-        files = [p for p in self._parameters if any(str(path) == error.value for path in _paths(values.get(p.name)))]
+        files = [p for p in self._parameters if error.value in _paths(p, values.get(p.name))]
         return files[0] if len(files) == 1 else None
 
     def _lines(self, error: InputError, values: Mapping[str, Any]) -> str:
@@ -166,10 +166,12 @@ class FlagNames:
         )
 
 
-def _paths(value: object) -> list[Path]:
-    """The paths among the values of a parameter."""
+def _paths(parameter: Any, value: object) -> list[str]:
+    """The paths among the values of a parameter; older versions of typer make them `Path` only for the command's function."""
     items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else (value,)
-    return [item for item in items if isinstance(item, Path)]
+    kind = getattr(getattr(parameter, "type", None), "name", "")
+    kinds = (Path, str) if kind in ("path", "file", "directory") else (Path,)
+    return [str(item) for item in items if isinstance(item, kinds)]
 
 
 def _flags(parameter: Any) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from convoy.engines.base import Buffers, Executable
+from convoy.engines.gpu.device_tensors import aligned_on_gpu
 from convoy.engines.known_defects import defect_of
 from convoy.engines.manifest import load_engine
 from convoy.engines.torch_flags import convolutions, without_onednn
@@ -69,8 +70,8 @@ def _run(
     if executable.workspace_bytes:
         workspace = torch.empty(executable.workspace_bytes + _ALIGNMENT, dtype=torch.uint8, device=device)
         workspace = workspace[-workspace.data_ptr() % _ALIGNMENT :]
-    laid = tuple(in_layout(tensor, problem.layout) for tensor in args)
-    buffers = Buffers(laid, results, executable.pack([tensor.contiguous() for tensor in constants]))
+    laid = tuple(aligned_on_gpu(in_layout(tensor, problem.layout)) for tensor in args)
+    buffers = Buffers(laid, results, executable.pack([aligned_on_gpu(tensor.contiguous()) for tensor in constants]))
     executable.launch(buffers, workspace)
     found = [tensor for tensor in buffers.results if tensor is not None]
     if len(found) < len(results):

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from convoy.engines.base import Buffers
+from convoy.engines.gpu.device_tensors import aligned_on_gpu
 from convoy.engines.subgraph import MEMORY_FORMATS
 from convoy.engines.torch_operators import DTYPES
 from convoy.problem import ANY_LAYOUT, TensorSpec
@@ -104,15 +105,16 @@ def run_step(step: BoundStep, allocate: Allocate, slots: Slots, workspace: torch
     """Launch one step; afterwards its results are in their slots."""
     buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(slots), step.constants)  # pyright: ignore[reportArgumentType]
     step.executable.launch(buffers, workspace if step.executable.workspace_bytes else None)
+    views = step.executable.allocates_results  # PyTorch's results may be views, which begin anywhere
     for slot, result in zip(step.results, buffers.results, strict=True):
-        slots[slot] = result
+        slots[slot] = aligned_on_gpu(result) if views and result is not None else result
 
 
 def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """The tensor itself if it has this memory format, else a copy that has."""
+    """The tensor itself if it has this memory format and its address suits kernels, else a copy."""
     if layout == ANY_LAYOUT:
-        return tensor.contiguous()
-    return tensor.contiguous(memory_format=MEMORY_FORMATS[layout])
+        return aligned_on_gpu(tensor.contiguous())
+    return aligned_on_gpu(tensor.contiguous(memory_format=MEMORY_FORMATS[layout]))
 
 
 def empty(spec: TensorSpec, layout: str, device: torch.device) -> torch.Tensor:

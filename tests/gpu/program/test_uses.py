@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import convoy
+from convoy.program.runnable_program import eager_of
 from convoy.torch_compile import dynamo_backend
 from tests.gpu.program.branches import keep_ours
 
@@ -166,6 +167,34 @@ def test_strides_follow_the_call(fast: nn.Module, change: str):
         found, wanted = fast(given), fast.model(given)
     assert found.stride() == wanted.stride()
     assert error(found, wanted) < TF32
+
+
+class PartOfABatch(nn.Module):
+    """Convolutions of views that begin at odd addresses: images of 5 x 5 x 3 values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The last images only."""
+        return self.second(self.first(x[1:]).relu()[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_views_at_odd_addresses(db: Path, dtype: torch.dtype):
+    model = PartOfABatch().to(DEVICE, dtype).eval()
+    whole = torch.randn(6, 3, 5, 5, device=DEVICE).to(dtype)
+    x = whole[1:]
+    assert x.data_ptr() % 16
+    fast = convoy.optimize(model, (x,), settings=settings(db))
+    with torch.no_grad():
+        wanted = copy.deepcopy(model).double()(x.double())
+        assert error(fast(x), wanted) < 2e-3
+        assert error(eager_of(fast.programs[0].runnable)([x])[0], wanted) < 2e-3  # without a CUDA graph
+        y = convoy.conv2d(x, model.first.weight[:, :, 1:], engine="cudnn", settings=settings(db))
+    assert error(y, nn.functional.conv2d(x.double(), model.first.weight[:, :, 1:].double())) < 2e-3
 
 
 def test_one_tensor_given_twice(db: Path):

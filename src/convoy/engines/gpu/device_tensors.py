@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from convoy.engines.base import Buffers
 from convoy.errors import LaunchError
+
+ALIGNMENT: Final = 16
+"""Bytes: kernels read vectors of 16 bytes, cuDNN's plans are made for such addresses, TMA takes no others."""
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy if its address is none that kernels take: a view of a larger tensor may begin anywhere."""
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
+def aligned_on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    """As `aligned`; a tensor of the host as it is, because kernels there take any address."""
+    return aligned(tensor) if tensor.is_cuda else tensor
 
 
 def dense_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -17,7 +30,7 @@ def dense_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor.is_contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor.is_contiguous()
     if not dense:
         raise LaunchError(f"{name}: strides {tuple(tensor.stride())} are not those of a dense channels_last tensor")
-    if tensor.data_ptr() % 16:
+    if tensor.data_ptr() % ALIGNMENT:
         raise LaunchError(f"{name}: its memory starts at {tensor.data_ptr():#x}, which is no multiple of 16 bytes")
     return tensor
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
-from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of, round_tf32
+from convoy.engines.gpu.device_tensors import aligned, checked, fits_tma, pitch_of, round_tf32
 from convoy.engines.hopper.hopper_support_checks import copied_product
 from convoy.engines.hopper.igemm_tile_config import EXTRA_BYTES, MOST_STAGES, SHARED_BYTES, IgemmTile, iterations
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
@@ -129,7 +129,7 @@ class ImplicitGemmExecutable(Executable):
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as [k, r, s, c], fp32 rounded to TF32; and the bias."""
         weight = round_tf32(constants[0].detach()).permute(0, 2, 3, 1).contiguous()
-        return (weight, *(_aligned(bias.detach().contiguous()) for bias in constants[1:]))
+        return (weight, *(aligned(bias.detach().contiguous()) for bias in constants[1:]))
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
         """Whether pixels and the slice start at multiples of 16 bytes."""
@@ -158,11 +158,6 @@ class ImplicitGemmExecutable(Executable):
             x.device.index or 0, min(units, most) * size, 128 * (form.consumers + 1), arguments, cluster=size,
             dependent=True,
         )  # fmt: skip
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """A 16-byte aligned tensor of the same values, because the kernel reads two bias values at once."""
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 class ImplicitGemmEngine(TiledKernelEngine[IgemmTile]):

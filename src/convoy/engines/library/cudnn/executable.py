@@ -9,15 +9,13 @@ import torch
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.gpu.device_tensors import ALIGNMENT, aligned
 from convoy.engines.library.cudnn import library
 from convoy.engines.library.cudnn.graphs import BIAS, RESIDUAL, WEIGHT, X, Y
 from convoy.engines.library.cudnn.plans import Facts
 from convoy.engines.subgraph import MEMORY_FORMATS
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Epilogue
-
-ALIGNMENT: Final = 16
-"""Alignment of every tensor in bytes, which the frontend declares to cuDNN by default."""
 
 
 class CudnnConvolution(Executable):
@@ -47,7 +45,7 @@ class CudnnConvolution(Executable):
         made = [tensor.detach() for tensor in constants]
         if made:
             made[0] = made[0].contiguous(memory_format=self._format)
-        return tuple(t.clone() if t.data_ptr() % ALIGNMENT else t for t in made)
+        return tuple(aligned(t) for t in made)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         pointers = self._pointers(buffers)

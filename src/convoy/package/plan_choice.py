@@ -14,11 +14,11 @@ from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline.measure_net import measure
 from convoy.pipeline.net import Net
-from convoy.pipeline.observer import ignore_progress
 from convoy.pipeline.select import Choice, make_plan
 from convoy.pipeline.selection_input import distinct_problems, selection_problem
 from convoy.plan import Plan
 from convoy.problem import Problem
+from convoy.progress import shown
 from convoy.selection import SelectionProblem, solve
 from convoy.settings import Effort, Numerics, Settings
 from convoy.target import Target
@@ -48,8 +48,8 @@ def portable_plan(net: Net, settings: Settings) -> Plan:
     engines = [load_engine(engine) for engine in own.only_engines]
     rows: dict[str, list[Measurement]] = {}
     if own.effort is not Effort.NONE:
-        with Database.open(own.db) as database:
-            found = measure(net, own, database, ignore_progress)
+        with shown(own.progress) as watch, Database.open(own.db) as database:
+            found = measure(net, own, database, watch)
         rows = {
             key: [row for row in kept if row.ok and row.config.engine != BASELINE] for key, kept in found.rows.items()
         }

@@ -29,7 +29,7 @@ from convoy.pipeline.check.verify_predicted import rebuild_until_verified
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.measure_net import measure, prediction_notes
 from convoy.pipeline.net import Net, input_formats, make_net, memory_format
-from convoy.pipeline.observer import ignore_progress
+from convoy.pipeline.observer import Observer
 from convoy.pipeline.plan_target import device_of, target_for
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
@@ -37,6 +37,7 @@ from convoy.plan import Plan
 from convoy.program import CudaGraphProgram
 from convoy.program.recording import first_line
 from convoy.program.runnable_program import Runnable, eager_of
+from convoy.progress import shown
 from convoy.settings import Settings
 from convoy.torch_compile.dispatch_modes import without_modes
 from convoy.torch_compile.result_layout import ResultLayout, layout_of
@@ -101,10 +102,11 @@ class TracedGraph:
     def _tune(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
         deadline = Deadline(self._settings.time_s)
         try:
-            with preserve_global_state(), without_modes():
+            with shown(self._settings.progress) as display, preserve_global_state(), without_modes():
                 captured = capture_traced(self._module, args)
                 layout = self._layout(args)
-                runnable = self._runnable(captured, [arg.detach() for arg in args], deadline)
+                watch = partial(_tell, display, self._name)
+                runnable = self._runnable(captured, [arg.detach() for arg in args], watch, deadline)
         except SelectionError:
             raise  # a budget or a promise that was asked for cannot be kept
         except Exception as error:  # whatever a user's operators, a compiler or a device make of it
@@ -123,7 +125,9 @@ class TracedGraph:
         with torch.no_grad(), fixed_seed():
             return layout_of(self._stock(args)[: self._visible])
 
-    def _runnable(self, captured: Captured, args: list[torch.Tensor], deadline: Deadline) -> Runnable | None:
+    def _runnable(
+        self, captured: Captured, args: list[torch.Tensor], watch: Observer, deadline: Deadline
+    ) -> Runnable | None:
         """Tune; None if PyTorch's own run replaces the plan (`end_to_end.falls_back`)."""
         device = device_of(self._module, tuple(args), {})
         net = _net(self._name, self._module, captured, args, self._settings, target_for(device))
@@ -131,13 +135,13 @@ class TracedGraph:
         limited = memory_limited(device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(self._settings.db) as database:
             searching = deadline.earlier(CHECK_SHARE * deadline.left_s) if deadline.is_limited else deadline
-            found = measure(net, self._settings, database, ignore_progress, deadline=searching)
+            found = measure(net, self._settings, database, watch, deadline=searching)
             # Not before: among a forward pass's results are all activations that the backward pass reads.
             with torch.no_grad(), convolutions("as_torch", args[0].device):
                 exact, theirs = self._reference(captured, args)
                 stock = end_to_end.errors_against(theirs, exact)
             build = partial(self._build, net, database, args, exact, stock, deadline)
-            built, _ = rebuild_until_verified(build, net, found, settings, database, ignore_progress, deadline)
+            built, _ = rebuild_until_verified(build, net, found, settings, database, watch, deadline)
         best, slow = self._fastest(built.ways, args, deadline)
         slow = "" if built.wrong else slow
         stock_wrong = bool(stock_defects(net))
@@ -215,6 +219,11 @@ class TracedGraph:
         with fixed_seed():
             stock = end_to_end.float_outputs(self._stock(args))
         return end_to_end.errors_against(self._shaken(args), [tensor.double() for tensor in stock])
+
+
+def _tell(display: Observer, name: str, message: str, done: int, total: int) -> None:
+    """Show the progress of one pass: a training step has two, one after the other."""
+    display(f"{name} pass: {message}", done, total)
 
 
 def _net(

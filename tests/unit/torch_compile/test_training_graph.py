@@ -11,10 +11,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from convoy import progress
 from convoy.pipeline.check import end_to_end
 from convoy.torch_compile import training_graph
 from tests.unit.training.training_nets import batches, net, sgd
 
+X = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(1))
 OPTIONS: dict[str, Any] = {"isolate": False, "solver": "baseline", "only_engines": ("aten",)}
 
 
@@ -69,6 +71,20 @@ def test_autocast_goes_through(graphs: list[training_graph.TracedGraph], db: Pat
     loss.backward()
     assert model.stem.weight.grad.dtype == torch.float32
     assert any(".bf16." in step.problem for step in graphs[0].plan.steps)
+
+
+def test_progress_is_shown_of_both_passes_where_it_is_asked_for(
+    db: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    options = {**OPTIONS, "effort": "none", "db": db}
+    torch.compile(model, backend="convoy", options={**options, "progress": True})(X).sum().backward()
+    said = capsys.readouterr().err
+    assert "convoy: forward pass: " in said
+    assert "convoy: backward pass: " in said
 
 
 def test_a_pass_that_is_not_faster_runs_as_it_was_traced(

@@ -41,7 +41,7 @@ def export(
     sizes = batch_sizes(batches, plan, batch)
     if triton is not None and (triton / output.stem).exists():
         raise InputError("--triton", str(triton / output.stem), "a repository without a model of this name")
-    settings = values.settings_from(effort=effort, time_s=time_s, db=db)
+    settings = values.settings_from(effort=effort, time_s=time_s, db=db, progress=True)
     found = None if plan is None else load_plan(plan)  # refuse a bad plan before the model is loaded
     module = values.load(model, weights, dtype, "cpu", trust=trust)
     wanted, info = values.image_size(size), read_info(weights)

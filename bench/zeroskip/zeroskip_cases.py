@@ -16,7 +16,8 @@ from bench.layers.make_layers import COLUMNS as SIZES
 from bench.zeroskip.zeroskip_slopes import VGG19, VGG19_ZEROS
 
 from convoy.measurement.accuracy import make_data
-from convoy.measurement.data import Data, with_zeros
+from convoy.measurement.data import Data
+from convoy.measurement.data_with_zeros import with_zeros
 from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem, Epilogue, Pool
 

@@ -30,7 +30,8 @@ from convoy.engines.activation_sparsity import KINDS, MARGIN, SparsityBucket, Sp
 from convoy.engines.base import Executable
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement.count_zeros import image_shares
-from convoy.measurement.data import make_data, with_zeros
+from convoy.measurement.data import make_data
+from convoy.measurement.data_with_zeros import with_zeros
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Knobs
 from convoy.target import Target

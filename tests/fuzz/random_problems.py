@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from convoy.errors import InputError
-from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, WeightMask
+from convoy.problem import Conv3dProblem, ConvProblem, Epilogue, LinearProblem, Pool, WeightMask
 
 SEED = int(os.environ.get("CONVOY_FUZZ_SEED", "20261121"))
 CASES = int(os.environ.get("CONVOY_FUZZ_CASES", "1200"))
@@ -20,7 +20,8 @@ def random_problem(seed, index):
     """Case `index` of a seed: any size, padding, stride, dilation, group, dtype, layout, direction and epilogue."""
     draw = random.Random(f"{seed}:{index}")
     while True:
-        problem = _linear(draw) if draw.random() < 0.08 else _convolution(draw)
+        kind = draw.random()
+        problem = _linear(draw) if kind < 0.08 else _volumes(draw) if kind < 0.16 else _convolution(draw)
         if problem.flops <= MOST_FLOPS:
             return problem
 
@@ -42,6 +43,23 @@ def drawn_dtype(draw):
 def _linear(draw):
     dtype, numerics = drawn_dtype(draw)
     return LinearProblem(draw.randint(0, 9), few(draw, 200), few(draw, 60), dtype, numerics, drawn_epilogue(draw))
+
+
+def _volumes(draw):
+    axes = [drawn_axis(draw) for _ in "dhw"]
+    window, pad, stride, dilation = zip(
+        *((min(side, 5), pad, stride, step) for side, pad, stride, step in axes), strict=True
+    )
+    size = tuple(drawn_side(draw, side, *rest) for side, *rest in zip(window, pad, dilation, strict=True))
+    groups = draw.choice((1, 1, 1, 2, 3))
+    dtype, numerics = drawn_dtype(draw)
+    direction = draw.choice(("fprop", "fprop", "dgrad", "wgrad"))
+    epilogue = drawn_epilogue(draw) if direction == "fprop" else Epilogue(direction == "wgrad" and draw.random() < 0.5)
+    channels, filters, n = groups * few(draw, 6), groups * few(draw, 6), draw.choice((0, 1, 1, 2, 3))
+    return Conv3dProblem(
+        *(n, channels, size, filters, window, pad, stride, dilation, groups),
+        layout=draw.choice(("ncdhw", "ndhwc")), dtype=dtype, numerics=numerics, epilogue=epilogue, direction=direction,
+    )  # fmt: skip
 
 
 def _convolution(draw):
@@ -102,7 +120,7 @@ def shrink(problem, fails):
 
 
 PLAIN = {
-    "layout": ("nchw",),
+    "layout": ("nchw", "ncdhw"),
     "direction": ("fprop",),
     "epilogue": (Epilogue(), Epilogue(bias=True), Epilogue(residual=True), Epilogue(activation="relu")),
 }

@@ -20,7 +20,7 @@ from convoy.engines.dynamic_weight import build
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import Data, check, judge, make_data, oracle
-from convoy.measurement.data import with_zeros
+from convoy.measurement.data_with_zeros import with_zeros
 from convoy.measurement.device.detect import detect_target as detect
 from convoy.problem import ConvProblem, Epilogue, SubgraphProblem
 from convoy.settings import Settings

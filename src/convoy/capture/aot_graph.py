@@ -19,6 +19,7 @@ from convoy.capture.passes.regular_pools import regular_pools
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.remove_restrides import remove_restrides
 from convoy.capture.passes.split_backward import split_backward
+from convoy.capture.passes.three_dimensional import three_dimensional
 from convoy.capture.passes.transposed_convolutions import transposed_convolutions
 from convoy.capture.structure import ConstantLeaf, Leaf, Structure
 from convoy.errors import CaptureError
@@ -28,6 +29,7 @@ PASSES = (
     remove_identities,
     regular_pools,
     one_dimensional,
+    three_dimensional,
     transposed_convolutions,
     recognise_layers,
     split_backward,

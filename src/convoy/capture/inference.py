@@ -19,6 +19,7 @@ from convoy.capture.passes.one_dimensional import one_dimensional
 from convoy.capture.passes.permuted_layers import permuted_layers
 from convoy.capture.passes.recognise_layers import recognise_layers
 from convoy.capture.passes.remove_identities import remove_identities
+from convoy.capture.passes.three_dimensional import three_dimensional
 from convoy.capture.passes.transposed_convolutions import transposed_convolutions
 from convoy.capture.recording.recorded_program import RecordedProgram
 from convoy.capture.recording.recorded_run import recorded
@@ -31,6 +32,7 @@ PASSES = (
     fold_constants,
     permuted_layers,
     one_dimensional,
+    three_dimensional,
     transposed_convolutions,
     recognise_layers,
     fold_batch_norm,

@@ -36,7 +36,7 @@ class ModulePathNames:
 
     def _weight_path(self, node: fx.Node) -> str:
         """Path of the module whose weight a layer reads."""
-        if operator_name(node) not in ("conv2d", "linear") or len(node.args) < 2:
+        if operator_name(node) not in ("conv2d", "conv3d", "linear") or len(node.args) < 2:
             return ""
         weight = node.args[1]
         while isinstance(weight, fx.Node) and weight.op == "call_function" and len(weight.all_input_nodes) == 1:

@@ -23,6 +23,7 @@ from convoy.capture.passes.recognise_layers import recognise_layers
 from convoy.capture.passes.regular_pools import regular_pools
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.split_backward import split_backward
+from convoy.capture.passes.three_dimensional import three_dimensional
 from convoy.capture.passes.transposed_convolutions import transposed_convolutions
 from convoy.capture.structure import Leaf, Structure
 from convoy.capture.user_hooks import user_hook
@@ -36,6 +37,7 @@ PASSES: Final = (
     regular_pools,
     fold_constants,
     one_dimensional,
+    three_dimensional,
     transposed_convolutions,
     recognise_layers,
     split_backward,

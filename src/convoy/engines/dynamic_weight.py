@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
-from convoy.problem import ConvProblem, Problem
+from convoy.problem import ConvolutionProblem, Problem
 from convoy.target import Target
 
 
@@ -18,7 +18,7 @@ class _Fresh(Executable):
     format: an engine that wants it so has nothing to do.
     """
 
-    def __init__(self, inner: Executable, problem: ConvProblem) -> None:
+    def __init__(self, inner: Executable, problem: ConvolutionProblem) -> None:
         self._inner = inner
         self._constants = 1 + problem.epilogue.bias
         self.workspace_bytes = inner.workspace_bytes
@@ -42,6 +42,6 @@ def build(engine: Engine, problem: Problem, knobs: Knobs, target: Target) -> Exe
     Raises:
         CompileError: with the tool's log inside.
     """
-    if isinstance(problem, ConvProblem) and problem.dynamic_weight:
+    if isinstance(problem, ConvolutionProblem) and problem.dynamic_weight:
         return _Fresh(engine.build(replace(problem, dynamic_weight=False), knobs, target), problem)
     return engine.build(problem, knobs, target)

@@ -15,8 +15,8 @@ from torch.nn.functional import linear
 from convoy.engines.interpreter_calls import Slots, binary, has_refs, mentions_device, unary, widened
 from convoy.engines.torch_operators import SYMBOLS, resolve, returns_many
 from convoy.errors import InputError
-from convoy.graph.ir import GRADIENTS, Arg, Graph, Node, Ref, Symbol
-from convoy.graph.layers import gradient_problem
+from convoy.graph.ir import CONVOLUTIONS, GRADIENTS, VOLUME_GRADIENTS, Arg, Graph, Node, Ref, Symbol
+from convoy.graph.layers import gradient3d_problem, gradient_problem
 from convoy.graph.text import print_arg
 from convoy.graph.verify import verify
 
@@ -96,7 +96,7 @@ class _Compiler:
     def step(self) -> _Step:
         """The closure: reads its arguments from the slots and writes its results there."""
         node = self.node
-        if node.op == "conv2d":
+        if node.op in CONVOLUTIONS:
             return self._convolution()
         if node.op in GRADIENTS:
             return self._gradient()
@@ -114,7 +114,7 @@ class _Compiler:
         assert isinstance(x, Ref)
         assert isinstance(weight, Ref)
         source, kernel, result = self.slots[x.name], self.slots[weight.name], self.slots[self.node.outputs[0]]
-        convolve: Callable[..., torch.Tensor] = torch.conv2d
+        convolve: Callable[..., torch.Tensor] = torch.conv2d if self.node.op == "conv2d" else torch.conv3d
         sizes = (stride, padding, dilation, groups)
         if isinstance(bias, Ref):
             shift = self.slots[bias.name]
@@ -133,10 +133,11 @@ class _Compiler:
         """One direction of ATen's convolution_backward, which reads only the sizes of the operand whose gradient is computed."""
         first, second = (self.slots[name] for name in self.node.refs())
         result = self.slots[self.node.outputs[0]]
-        problem = gradient_problem(self.graph, self.node)
+        volumes = self.node.op in VOLUME_GRADIENTS
+        problem = (gradient3d_problem if volumes else gradient_problem)(self.graph, self.node)
         _, _, _, stride, padding, dilation, groups = self.node.args
         backward = torch.ops.aten.convolution_backward.default
-        sizes = (stride, padding, dilation, False, (0, 0), groups)
+        sizes = (stride, padding, dilation, False, (0, 0, 0) if volumes else (0, 0), groups)
         x_shape, weight_shape, biases = problem.x_spec.shape, problem.weight_spec.shape, [problem.k]
 
         def run_dgrad(slots: Slots) -> None:

@@ -8,19 +8,30 @@ weights W [k, c·r·s] of one group, columns X [c·r·s, p·q] and output gradie
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import prod
 from typing import Final
 
 import torch
-from torch.nn.functional import fold, unfold
+from torch.nn.functional import fold, pad, unfold
 
 from convoy.engines.activations import activate, pool2d
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
 from convoy.engines.interpret import compile_graph
 from convoy.engines.subgraph import parse_subgraph, torch_support
-from convoy.engines.support_checks import plain_convolution
-from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.engines.support_checks import plain_convolution, volume_convolution
+from convoy.problem import (
+    DIRECTIONS,
+    Conv3dProblem,
+    ConvProblem,
+    LayerProblem,
+    LayoutProblem,
+    LinearProblem,
+    Problem,
+    SubgraphProblem,
+)
 from convoy.support import Support
 from convoy.target import Target
 
@@ -99,6 +110,74 @@ class _Convolution(Executable):
         return weight.double().reshape(self._problem.groups, self._problem.k // self._problem.groups, -1)
 
 
+class _Volumes(Executable):
+    """A three-dimensional convolution or gradient: a sum of products for each place in the filter."""
+
+    def __init__(self, problem: Conv3dProblem) -> None:
+        self._problem = problem
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        del workspace
+        {"fprop": self._fprop, "dgrad": self._dgrad, "wgrad": self._wgrad}[self._problem.direction](buffers)
+
+    def _taps(self, padded: torch.Tensor) -> Iterator[tuple[tuple[int, int, int], torch.Tensor]]:
+        """Each place in the filter, and the view of padded volumes that it meets: [n, groups, c / groups, pixels of y]."""
+        p = self._problem
+        t, r, s = p.window
+        for place in product(range(t), range(r), range(s)):
+            firsts = [at * dilation for at, dilation in zip(place, p.dilation, strict=True)]
+            sides = zip(firsts, p.stride, p.y_size, strict=True)
+            d, h, w = (slice(first, first + stride * (size - 1) + 1, stride) for first, stride, size in sides)
+            yield place, padded[:, :, d, h, w].view(p.n, p.groups, p.c // p.groups, *p.y_size)
+
+    def _by_group(self, weight: torch.Tensor) -> torch.Tensor:
+        """[groups, k / groups, c / groups, t, r, s]."""
+        p = self._problem
+        return weight.double().reshape(p.groups, p.k // p.groups, p.c // p.groups, *p.window)
+
+    def _padded(self) -> list[int]:
+        """Padding in the order of `torch.nn.functional.pad`."""
+        return [pad for side in reversed(self._problem.pad) for pad in (side, side)]
+
+    def _fprop(self, buffers: Buffers) -> None:
+        p, y = self._problem, buffers.results[0]
+        assert y is not None
+        weight = self._by_group(buffers.constants[0])
+        exact = torch.zeros(p.y_spec.shape, dtype=torch.float64, device=y.device)
+        for (t, r, s), view in self._taps(pad(buffers.args[0].double(), self._padded())):
+            exact += torch.einsum("gkc,ngcdhw->ngkdhw", weight[..., t, r, s], view).flatten(1, 2)
+        if p.epilogue.bias:
+            exact += buffers.constants[1].double().reshape(-1, 1, 1, 1)
+        if p.epilogue.residual:
+            exact += buffers.args[1].double()
+        y.copy_(activate(exact, p.epilogue.activation))
+
+    def _dgrad(self, buffers: Buffers) -> None:
+        p, dx = self._problem, buffers.results[0]
+        assert dx is not None
+        dy, weight = (tensor.double() for tensor in buffers.args)
+        sides = [size + 2 * side for size, side in zip(p.size, p.pad, strict=True)]
+        whole = torch.zeros((p.n, p.c, *sides), dtype=torch.float64, device=dx.device)
+        filters, gradients = self._by_group(weight), dy.reshape(p.n, p.groups, p.k // p.groups, *p.y_size)
+        for (t, r, s), view in self._taps(whole):
+            view += torch.einsum("gkc,ngkdhw->ngcdhw", filters[..., t, r, s], gradients)
+        for dim, (side, size) in enumerate(zip(p.pad, p.size, strict=True), 2):
+            whole = whole.narrow(dim, side, size)
+        dx.copy_(whole)
+
+    def _wgrad(self, buffers: Buffers) -> None:
+        p, dweight = self._problem, buffers.results[0]
+        assert dweight is not None
+        x, dy = (tensor.double() for tensor in buffers.args)
+        gradients = dy.reshape(p.n, p.groups, p.k // p.groups, *p.y_size)
+        for (t, r, s), view in self._taps(pad(x, self._padded())):
+            dweight[..., t, r, s].copy_(torch.einsum("ngkdhw,ngcdhw->gkc", gradients, view).flatten(0, 1))
+        if p.epilogue.bias:
+            dbias = buffers.results[1]
+            assert dbias is not None
+            dbias.copy_(dy.sum((0, 2, 3, 4)))
+
+
 class _Linear(Executable):
     """x · weight^T with its epilogue."""
 
@@ -172,6 +251,8 @@ class Reference(Engine):
             support = _definite(problem)
             if not support:
                 return support
+        elif isinstance(problem, Conv3dProblem) and not (support := volume_convolution(problem, DIRECTIONS)):
+            return support
         if problem.flops > MOST_FLOPS:
             return Support.no(f"is slow: takes at most {MOST_FLOPS:.1e} operations, got {problem.flops:.1e}")
         return _small(_held(problem))
@@ -181,6 +262,8 @@ class Reference(Engine):
         del knobs, target
         if isinstance(problem, ConvProblem):
             return _Convolution(problem)
+        if isinstance(problem, Conv3dProblem):
+            return _Volumes(problem)
         if isinstance(problem, LinearProblem):
             return _Linear(problem)
         return _Piece(problem) if isinstance(problem, SubgraphProblem) else _Copy()
@@ -192,11 +275,13 @@ def _definite(problem: ConvProblem) -> Support:
     return plain_convolution(wide, ("fprop", "dgrad", "wgrad"), pools=True)
 
 
-def _held(problem: ConvProblem | LinearProblem) -> int:
+def _held(problem: LayerProblem) -> int:
     """Elements of float64 that it holds at once."""
     weight = problem.weight_spec.elements
     if isinstance(problem, LinearProblem):
         return weight + problem.n * (problem.c + problem.k)
+    if isinstance(problem, Conv3dProblem):
+        return 4 * (weight + problem.x_spec.elements + problem.y_spec.elements)
     columns = prod((problem.c, problem.r, problem.s, problem.p, problem.q))
     return columns + 2 * weight + problem.c * problem.h * problem.w + 2 * problem.k * problem.p * problem.q
 

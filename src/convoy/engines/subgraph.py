@@ -17,8 +17,23 @@ from convoy.problem import Pool, SubgraphProblem, TensorSpec
 from convoy.regions.pool import flattens, pool_of
 from convoy.support import Support
 
-MEMORY_FORMATS: Final = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+MEMORY_FORMATS: Final = {
+    "nchw": torch.contiguous_format,
+    "nhwc": torch.channels_last,
+    "ncdhw": torch.contiguous_format,
+    "ndhwc": torch.channels_last_3d,
+}
 """Layout → torch's memory format."""
+
+
+def torch_format(layout: str, rank: int) -> torch.memory_format:
+    """The memory format of a value of some rank at the border of a problem with this layout.
+
+    Beside `ndhwc`, 4-D values are in channels_last. A value without a layout, such as a 5-D one beside `nhwc`, is contiguous.
+    """
+    if layout == "ndhwc" and rank in (4, 5):
+        return torch.channels_last if rank == 4 else torch.channels_last_3d
+    return torch.channels_last if layout == "nhwc" and rank == 4 else torch.contiguous_format
 
 
 @lru_cache(maxsize=1024)
@@ -71,9 +86,8 @@ class SubgraphResults:
 
     def __init__(self, problem: SubgraphProblem) -> None:
         graph = parse_subgraph(problem.text)
-        chosen = MEMORY_FORMATS.get(problem.layout, torch.contiguous_format)
         self._formats = tuple(
-            chosen if len(graph.values[name].spec.shape) == 4 else torch.contiguous_format for name in graph.outputs
+            torch_format(problem.layout, len(graph.values[name].spec.shape)) for name in graph.outputs
         )
         self._suspects = tuple(_may_alias(graph, name) for name in graph.outputs)
         self._watch = any(self._suspects)

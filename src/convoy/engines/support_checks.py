@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from convoy.engines.torch_operators import DTYPES
-from convoy.problem import ConvProblem, LinearProblem, Problem
+from convoy.problem import Conv3dProblem, ConvolutionProblem, ConvProblem, LinearProblem, Problem
 from convoy.support import Support
 
 
@@ -32,6 +32,26 @@ def plain_convolution(problem: Problem, directions: Sequence[str] = ("fprop",), 
         return unpooled
     if problem.direction not in directions:
         return Support.no(f"computes {' and '.join(directions)}, got {problem.direction}")
+    return _gradients_epilogue(problem)
+
+
+def volume_convolution(problem: Problem, directions: Sequence[str] = ("fprop",)) -> Support:
+    """Whether a problem is a three-dimensional convolution in one of these directions, with an epilogue that it may have."""
+    if not isinstance(problem, Conv3dProblem):
+        return Support.no(f"computes three-dimensional convolutions, got {type(problem).__name__}")
+    if problem.direction not in directions:
+        return Support.no(f"computes {' and '.join(directions)}, got {problem.direction}")
+    return _gradients_epilogue(problem)
+
+
+def torch_convolution(problem: Problem, directions: Sequence[str] = ("fprop",)) -> Support:
+    """`volume_convolution` of a three-dimensional convolution, `plain_convolution` without pooling of anything else."""
+    volumes = isinstance(problem, Conv3dProblem)
+    return volume_convolution(problem, directions) if volumes else plain_convolution(problem, directions)
+
+
+def _gradients_epilogue(problem: ConvolutionProblem) -> Support:
+    """Refuses an epilogue that a gradient cannot have."""
     if problem.direction == "dgrad" and problem.epilogue:
         return Support.no(f"a data gradient has no epilogue, got {problem.epilogue}")
     if problem.direction == "wgrad" and (problem.epilogue.residual or problem.epilogue.activation != "none"):
@@ -45,7 +65,7 @@ def without_pooling(problem: ConvProblem) -> Support:
     return Support.yes() if pool is None else Support.no(f"supports no pooling in the epilogue, got {pool}")
 
 
-def transforms_allowed(problem: ConvProblem) -> Support:
+def transforms_allowed(problem: ConvolutionProblem) -> Support:
     """Refuses numerics `strict`: for engines that compute on transformed tiles (Winograd, FFT).
 
     Their rounding error is relative to the largest value of a tile, not to the terms of a sum: next to 1e4, a sum of small
@@ -72,3 +92,13 @@ def effective_dilation(problem: ConvProblem) -> tuple[int, int]:
     oneDNN would crash on some such problems: see `known_defects`.
     """
     return (problem.dilation_h if problem.r > 1 else 1), (problem.dilation_w if problem.s > 1 else 1)
+
+
+def torch_sizes(problem: ConvolutionProblem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+    """Stride, padding, effective dilation and groups, as PyTorch's functions take them after the bias."""
+    if isinstance(problem, Conv3dProblem):
+        sides = zip(problem.dilation, problem.window, strict=True)
+        dilation = tuple(step if window > 1 else 1 for step, window in sides)
+        return problem.stride, problem.pad, dilation, problem.groups
+    stride, pad = (problem.stride_h, problem.stride_w), (problem.pad_h, problem.pad_w)
+    return stride, pad, effective_dilation(problem), problem.groups

@@ -15,10 +15,16 @@ from convoy.problem import TensorSpec
 
 ValueKind = Literal["input", "constant", "node"]
 
-GRADIENTS: Final = ("conv2d_dgrad", "conv2d_wgrad")
+CONVOLUTIONS: Final = ("conv2d", "conv3d")
+"""Forward convolutions, of images and of volumes."""
+
+VOLUME_GRADIENTS: Final = ("conv3d_dgrad", "conv3d_wgrad")
+"""Those of a three-dimensional convolution's backward pass."""
+
+GRADIENTS: Final = ("conv2d_dgrad", "conv2d_wgrad", *VOLUME_GRADIENTS)
 """Operators that are one direction of a convolution's backward pass."""
 
-LAYERS: Final = ("conv2d", "linear", *GRADIENTS)
+LAYERS: Final = (*CONVOLUTIONS, "linear", *GRADIENTS)
 """Operators whose arguments Convoy interprets."""
 
 MAX_POOL_BACKWARD: Final = "aten.max_pool2d_with_indices_backward.default"
@@ -62,7 +68,8 @@ class Node:
         op: `conv2d` (x, weight, bias or None, stride, padding, dilation, groups: pairs of integers, then an integer),
             `linear` (x, weight, bias or None; the leading dimensions of x are rows),
             `conv2d_dgrad` (dy, weight, (h, w) of x, stride, padding, dilation, groups),
-            `conv2d_wgrad` (x, dy, (r, s), stride, padding, dilation, groups), or an ATen overload, `aten.NAME.OVERLOAD`.
+            `conv2d_wgrad` (x, dy, (r, s), stride, padding, dilation, groups),
+            `conv3d`, `conv3d_dgrad` and `conv3d_wgrad` likewise with triples, or an ATen overload, `aten.NAME.OVERLOAD`.
         args: positional arguments.
         kwargs: keyword arguments, in order.
         outputs: names of the values that it makes, in order. An empty name is an output that nobody reads.
@@ -108,8 +115,12 @@ class Graph:
     _named: dict[str, Node] = field(default_factory=dict[str, Node], init=False, compare=False, repr=False)
     _producers: dict[str, Node] = field(default_factory=dict[str, Node], init=False, compare=False, repr=False)
     _users: dict[str, list[Node]] = field(default_factory=dict[str, list[Node]], init=False, compare=False, repr=False)
+    has_volumes: bool = field(default=False, init=False, compare=False, repr=False)
+    """Whether it has three-dimensional convolutions: its 5-D values then have a memory format."""
 
     def __post_init__(self) -> None:
+        volumetric = any(node.op == "conv3d" or node.op in VOLUME_GRADIENTS for node in self.nodes)
+        object.__setattr__(self, "has_volumes", volumetric)
         for node in self.nodes:
             self._named[node.name] = node
             self._producers.update((output, node) for output in node.outputs if output)
@@ -127,6 +138,11 @@ class Graph:
     def constants(self) -> list[Value]:
         """The constant values, in order of first mention."""
         return [v for v in self.values.values() if v.kind == "constant"]
+
+    def has_layout(self, value: str) -> bool:
+        """Whether a value has a memory format: it is 4-D, or 5-D in a graph with volumes."""
+        rank = len(self.values[value].spec.shape)
+        return rank == 4 or (rank == 5 and self.has_volumes)
 
     def node(self, name: str) -> Node:
         """A node by name; KeyError where there is none."""

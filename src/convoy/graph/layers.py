@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from convoy.errors import InputError
 from convoy.graph.ir import Arg, Graph, Node
-from convoy.problem import ConvProblem, LinearProblem
+from convoy.problem import Conv3dProblem, ConvProblem, LinearProblem
 
 
 def conv_problem(graph: Graph, node: Node) -> ConvProblem:
@@ -59,6 +60,40 @@ def gradient_problem(graph: Graph, node: Node) -> ConvProblem:
     )
 
 
+def conv3d_problem(graph: Graph, node: Node) -> Conv3dProblem:
+    """The problem of a `conv3d` node, without epilogue; x, weight and y have the dtype of x.
+
+    Raises:
+        InputError: the arguments describe no convolution.
+    """
+    x, weight = (graph.values[name].spec for name in list(node.refs())[:2])
+    if len(x.shape) != 5 or len(weight.shape) != 5:
+        raise InputError("shape", (x.shape, weight.shape), "x and weight with five sides each")
+    stride, pad, dilation = (triple(arg) for arg in node.args[3:6])
+    groups = node.args[6] if isinstance(node.args[6], int) else 0
+    (n, c, *size), (k, _, *window) = x.shape, weight.shape
+    return Conv3dProblem(n, c, triple(size), k, triple(window), pad, stride, dilation, groups, dtype=x.dtype)
+
+
+def gradient3d_problem(graph: Graph, node: Node) -> Conv3dProblem:
+    """The problem of a `conv3d_dgrad` or `conv3d_wgrad` node; all its values have the dtype of the first.
+
+    Raises:
+        InputError: the arguments describe no gradient of a convolution.
+    """
+    first, second = (graph.values[name].spec for name in list(node.refs())[:2])
+    if len(first.shape) != 5 or len(second.shape) != 5:
+        raise InputError("shape", (first.shape, second.shape), "two values with five sides each")
+    sides, stride, pad, dilation = (triple(arg) for arg in node.args[2:6])
+    groups = node.args[6] if isinstance(node.args[6], int) else 0
+    if node.op == "conv3d_dgrad":
+        (n, k), c, size, window = first.shape[:2], second.shape[1] * groups, sides, triple(second.shape[2:])
+    else:
+        (n, c), k, size, window = first.shape[:2], second.shape[1], triple(first.shape[2:]), sides
+    direction = node.op.removeprefix("conv3d_")
+    return Conv3dProblem(n, c, size, k, window, pad, stride, dilation, groups, dtype=first.dtype, direction=direction)
+
+
 def linear_problem(graph: Graph, node: Node) -> LinearProblem:
     """The problem of a `linear` node, without epilogue: the leading dimensions of x are its rows.
 
@@ -66,7 +101,8 @@ def linear_problem(graph: Graph, node: Node) -> LinearProblem:
         InputError: the arguments describe no linear layer.
     """
     x, weight = (graph.values[name].spec for name in list(node.refs())[:2])
-    if len(x.shape) in (0, 1, 4) or len(weight.shape) != 2:
+    formatted = (4, 5) if graph.has_volumes else (4,)
+    if len(x.shape) in (0, 1, *formatted) or len(weight.shape) != 2:
         raise InputError(
             "shape", (x.shape, weight.shape), "x with two sides or more, but not four, and weight with two"
         )
@@ -81,6 +117,20 @@ def is_integer(arg: Arg) -> bool:
 def is_pair(arg: Arg) -> bool:
     """Whether an argument is a pair of integers."""
     return isinstance(arg, tuple) and len(arg) == 2 and all(map(is_integer, arg))
+
+
+def is_triple(arg: Arg) -> bool:
+    """Whether an argument is three integers."""
+    return isinstance(arg, tuple) and len(arg) == 3 and all(map(is_integer, arg))
+
+
+def triple(arg: Arg | Sequence[int]) -> tuple[int, int, int]:
+    """Three integers; InputError for anything else."""
+    if isinstance(arg, (tuple, list)) and len(arg) == 3:
+        first, second, third = arg
+        if isinstance(first, int) and isinstance(second, int) and isinstance(third, int):
+            return first, second, third
+    raise InputError("argument", arg, "three integers")
 
 
 def pair(arg: Arg) -> tuple[int, int]:

@@ -11,8 +11,17 @@ from collections.abc import Callable, Iterator
 from typing import Final, cast
 
 from convoy.errors import InputError
-from convoy.graph.ir import GRADIENTS, LAYERS, Graph, Node, Ref, Symbol
-from convoy.graph.layers import conv_problem, gradient_problem, is_integer, is_pair, linear_problem
+from convoy.graph.ir import CONVOLUTIONS, GRADIENTS, LAYERS, VOLUME_GRADIENTS, Graph, Node, Ref, Symbol
+from convoy.graph.layers import (
+    conv3d_problem,
+    conv_problem,
+    gradient3d_problem,
+    gradient_problem,
+    is_integer,
+    is_pair,
+    is_triple,
+    linear_problem,
+)
 from convoy.problem import DTYPE_BYTES, TensorSpec
 
 _NAME = re.compile(r"\w[\w.]*", re.ASCII)
@@ -155,9 +164,9 @@ def _wrong_arg(arg: object) -> str:
 
 
 def convolutions(graph: Graph) -> Iterator[Violation]:
-    """`conv2d` has (x, weight, bias or None, stride, padding, dilation, groups), and specs that agree (`ConvProblem`)."""
+    """`conv2d` and `conv3d` have (x, weight, bias or None, stride, padding, dilation, groups), and specs that agree."""
     for node in graph.nodes:
-        if node.op == "conv2d":
+        if node.op in CONVOLUTIONS:
             for expected in _convolution(graph, node):
                 yield node.name, expected
 
@@ -166,15 +175,16 @@ def _convolution(graph: Graph, node: Node) -> Iterator[str]:
     if len(node.args) != 7 or node.kwargs or len(node.outputs) != 1:
         yield "seven arguments (x, weight, bias, stride, padding, dilation, groups), none by keyword, and one output"
         return
-    if not all(is_pair(arg) for arg in node.args[3:6]) or not is_integer(node.args[6]):
-        yield "pairs of integers for stride, padding and dilation, and an integer for groups"
+    right_sizes, words = (is_pair, "pairs of") if node.op == "conv2d" else (is_triple, "three")
+    if not all(right_sizes(arg) for arg in node.args[3:6]) or not is_integer(node.args[6]):
+        yield f"{words} integers for stride, padding and dilation, and an integer for groups"
         return
     found = _operand_specs(graph, node)
     if isinstance(found, str):
         yield found
         return
     try:
-        problem = conv_problem(graph, node)
+        problem = conv_problem(graph, node) if node.op == "conv2d" else conv3d_problem(graph, node)
     except InputError as error:
         yield f"a convolution that can be computed ({error})"
         return
@@ -244,11 +254,13 @@ def _gradient(graph: Graph, node: Node) -> Iterator[str]:
     if not all(isinstance(arg, Ref) for arg in node.args[:2]):
         yield "values for its first two arguments"
         return
-    if not all(is_pair(arg) for arg in node.args[2:6]) or not is_integer(node.args[6]):
-        yield "pairs of integers for sizes, stride, padding and dilation, and an integer for groups"
+    volumes = node.op in VOLUME_GRADIENTS
+    right_sizes, words = (is_triple, "three") if volumes else (is_pair, "pairs of")
+    if not all(right_sizes(arg) for arg in node.args[2:6]) or not is_integer(node.args[6]):
+        yield f"{words} integers for sizes, stride, padding and dilation, and an integer for groups"
         return
     try:
-        problem = gradient_problem(graph, node)
+        problem = gradient3d_problem(graph, node) if volumes else gradient_problem(graph, node)
     except InputError as error:
         yield f"a gradient that can be computed ({error})"
         return

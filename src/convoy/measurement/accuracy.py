@@ -20,7 +20,13 @@ from convoy.measurement.error_bound import EXACT_ACTIVATIONS, FAMILY_FACTOR, bou
 from convoy.measurement.guards import GuardedBuffer, GuardedRun, checksum, overrun, run_guarded
 from convoy.measurement.oracle import oracle, spread_norm, terms_norm
 from convoy.measurement.subgraph_accuracy import MAX_FLIPPED, STOCK_ERROR_FACTOR, is_random, narrowest, stock_results
-from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.problem import (
+    ConvolutionProblem,
+    LayerProblem,
+    LayoutProblem,
+    Problem,
+    SubgraphProblem,
+)
 from convoy.typed_torch import l2_norm
 
 __all__ = [
@@ -81,7 +87,8 @@ def is_exact(problem: Problem, family: str, kind: str, device: str = "cpu") -> b
         return True
     if kind != "integer" or isinstance(problem, SubgraphProblem):
         return False
-    if family == "library" and device == "cuda" and isinstance(problem, ConvProblem) and problem.r * problem.s > 1:
+    taps = math.prod(problem.weight_spec.shape[2:]) if isinstance(problem, ConvolutionProblem) else 1
+    if family == "library" and device == "cuda" and taps > 1:
         return False
     pool = problem.epilogue.pool
     # An average divides, which rounds, and differs from multiplying by the reciprocal.
@@ -187,7 +194,7 @@ def _error(
     data: Data | None,
 ) -> float:
     """The relative error, with the norm that fits the kind of data and the method."""
-    known = isinstance(problem, (ConvProblem, LinearProblem))
+    known = isinstance(problem, LayerProblem)
     if kind == "cancelling" and known:
         if data is None:
             raise ValueError("check needs `data` for kind `cancelling`: errors are relative to the sum of |x||weight|")
@@ -206,7 +213,7 @@ def _error(
     return relative_error(found, wanted, scale) if scale > norm else error
 
 
-def _spreads(problem: ConvProblem | LinearProblem, family: str) -> bool:
+def _spreads(problem: LayerProblem, family: str) -> bool:
     """Whether a method may spread its rounding over whole tiles: Winograd and FFT, except under `strict`."""
     return family in FAMILY_FACTOR and problem.numerics != "strict"
 

@@ -10,14 +10,23 @@ from typing import Final, TypeGuard
 import numpy as np
 import torch
 
-from convoy.engines.activation_sparsity import BLOCK, TILE
+from convoy.engines.subgraph import torch_format
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
 from convoy.measurement.chain_weights import weight_in_chain, weights_in_chains
 from convoy.measurement.net_weights import net_weights
 from convoy.measurement.pool_indices import draw_indices, readers_of_indices
-from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, TensorSpec
+from convoy.problem import (
+    ConvolutionProblem,
+    ConvProblem,
+    LayerProblem,
+    LayoutProblem,
+    LinearProblem,
+    Problem,
+    SubgraphProblem,
+    TensorSpec,
+)
 
 DATA_KINDS: Final = ("integer", "normal", "cancelling")
 
@@ -49,18 +58,20 @@ def tensor_specs(problem: Problem) -> tuple[list[TensorSpec], list[TensorSpec]]:
         (x, *residual), constants = tensor_specs(with_constant_weight(problem))
         return [x, *constants, *residual], []
     y, bias = problem.y_spec, TensorSpec((problem.k,), problem.y_spec.dtype)
-    residual = [problem.conv_spec if isinstance(problem, ConvProblem) else y] if problem.epilogue.residual else []
+    residual = (
+        [problem.conv_spec if isinstance(problem, ConvolutionProblem) else y] if problem.epilogue.residual else []
+    )
     biases = [bias] if problem.epilogue.bias else []
-    if isinstance(problem, ConvProblem) and problem.direction == "dgrad":
+    if isinstance(problem, ConvolutionProblem) and problem.direction == "dgrad":
         return [y, problem.weight_spec], []
-    if isinstance(problem, ConvProblem) and problem.direction == "wgrad":
+    if isinstance(problem, ConvolutionProblem) and problem.direction == "wgrad":
         return [problem.x_spec, y], []
     return [problem.x_spec, *residual], [problem.weight_spec, *biases]
 
 
-def has_dynamic_weight(problem: Problem) -> TypeGuard[ConvProblem]:
+def has_dynamic_weight(problem: Problem) -> TypeGuard[ConvolutionProblem]:
     """Whether weight and bias are args, new in every launch."""
-    return isinstance(problem, ConvProblem) and problem.dynamic_weight
+    return isinstance(problem, ConvolutionProblem) and problem.dynamic_weight
 
 
 def dynamic_constants(problem: Problem) -> int:
@@ -68,7 +79,7 @@ def dynamic_constants(problem: Problem) -> int:
     return 1 + problem.epilogue.bias if has_dynamic_weight(problem) else 0
 
 
-def with_constant_weight(problem: ConvProblem) -> ConvProblem:
+def with_constant_weight(problem: ConvolutionProblem) -> ConvolutionProblem:
     """The same convolution with weight and bias as constants."""
     return replace(problem, dynamic_weight=False)
 
@@ -89,12 +100,10 @@ def result_specs(problem: Problem) -> list[TensorSpec]:
 
 
 def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """A tensor in a problem's memory format; tensors that are not 4-D are contiguous."""
+    """A tensor in a problem's memory format (`torch_format`)."""
     if layout == "blocked" and tensor.dim() == 4:
         return tensor.contiguous().to_mkldnn()
-    if layout == "nhwc" and tensor.dim() == 4:
-        return tensor.contiguous(memory_format=torch.channels_last)
-    return tensor.contiguous()
+    return tensor.contiguous(memory_format=torch_format(layout, tensor.dim()))
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -124,7 +133,7 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
         return Data((x, *(in_layout(t, problem.layout) for t in plain.constants), *residual), ())
     generator = torch.Generator(device).manual_seed(seed)
     arg_specs, constant_specs = tensor_specs(problem)
-    if isinstance(problem, (ConvProblem, LinearProblem)):
+    if isinstance(problem, LayerProblem):
         args, constants = _operands(problem, kind, generator)
         if isinstance(problem, ConvProblem) and problem.weight_mask:
             constants[0] = constants[0] * _kept(problem).to(device)
@@ -147,52 +156,6 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
     placed = tuple(in_layout(args.pop(0).to(DTYPES[spec.dtype]), layout) for spec in arg_specs)
     held = tuple(t.to(DTYPES[s.dtype]) for t, s in zip(constants, constant_specs, strict=True))
     return Data(placed, held)
-
-
-def with_zeros(data: Data, percent: float, seed: int, kind: str = "zeros") -> Data:
-    """The same data with a percentage of zeros in the first arg, in random places, and no other zeros in it.
-
-    Args:
-        data: a convolution's data.
-        percent: 0 to 100.
-        seed: the same seed gives the same places on the same kind of device.
-        kind: which parts of each image are zero or not as a whole: single values (`zeros`), channels, tiles or blocks
-            (`convoy.engines.activation_sparsity.SparsityShares`).
-    """
-    x = dense(data.args[0])
-    generator = torch.Generator(x.device).manual_seed(seed)
-    kept = _kept_places(x.shape, percent, generator, kind)
-    # Values that are zero already (rectified) become nonzero; integers stay integers, whose sums are exact.
-    usual = torch.rand(x.shape, generator=generator, device=x.device).to(x.dtype) + 0.5
-    filled = torch.where(x == 0, usual.ceil() if torch.equal(x, x.round()) else usual, x)
-    return Data((torch.where(kept, filled, 0.0).contiguous(memory_format=_format(x)), *data.args[1:]), data.constants)
-
-
-def _kept_places(shape: torch.Size, percent: float, generator: torch.Generator, kind: str) -> torch.Tensor:
-    """Booleans of a shape, False for values that become zero."""
-
-    def drawn(shape: Sequence[int]) -> torch.Tensor:
-        return torch.rand(tuple(shape), generator=generator, device=generator.device)
-
-    if kind == "zeros":
-        return drawn(shape) >= percent / 100
-    n, c, h, w = shape
-    if (
-        kind == "dead_channels"
-    ):  # exactly this many channels of every image: random choices would be off for few channels
-        order = drawn((n, c)).argsort(1).argsort(1)
-        return (order >= round(c * percent / 100))[:, :, None, None].expand(shape)
-    channels = BLOCK if kind == "dead_blocks" else 1
-    sides = (channels, TILE, TILE)
-    kept = drawn((n, *(-(-size // side) for size, side in zip((c, h, w), sides, strict=True)))) >= percent / 100
-    for dim, side in enumerate(sides, 1):
-        kept = kept.repeat_interleave(side, dim)
-    return kept[:, :c, :h, :w]
-
-
-def _format(tensor: torch.Tensor) -> torch.memory_format:
-    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if channels_last else torch.contiguous_format
 
 
 def _plain(spec: TensorSpec, kind: str, generator: torch.Generator) -> torch.Tensor:
@@ -222,11 +185,11 @@ def _integers(
 
 
 def _operands(
-    problem: ConvProblem | LinearProblem, kind: str, generator: torch.Generator
+    problem: LayerProblem, kind: str, generator: torch.Generator
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The args and constants of a sum of products: two operands, then the terms that the epilogue adds."""
     arg_specs, constant_specs = tensor_specs(problem)
-    gradient = isinstance(problem, ConvProblem) and problem.direction != "fprop"
+    gradient = isinstance(problem, ConvolutionProblem) and problem.direction != "fprop"
     first, second = arg_specs[0].shape, (arg_specs[1] if gradient else constant_specs[0]).shape
     first_in, second_in = _drawn_in(arg_specs[0]), _drawn_in(arg_specs[1]) if gradient else None
     added = [] if gradient else [*arg_specs[1:], *constant_specs[1:]]
@@ -250,22 +213,22 @@ def _operands(
         if kind == "cancelling":
             a = 1 + a * 1e-2
             b = b.abs() * _alternating(problem, second).to(b.device)
-        elif not (isinstance(problem, ConvProblem) and problem.direction == "dgrad"):
+        elif not (isinstance(problem, ConvolutionProblem) and problem.direction == "dgrad"):
             a = a.relu_()
     if gradient:
         return [a, b], []
     return [a, *rest[: len(arg_specs) - 1]], [b, *rest[len(arg_specs) - 1 :]]
 
 
-def _by_output(problem: ConvProblem | LinearProblem, rows: torch.Tensor) -> torch.Tensor:
+def _by_output(problem: LayerProblem, rows: torch.Tensor) -> torch.Tensor:
     """Rows, one for each output channel of the sum, in the shape of the second operand."""
     if isinstance(problem, LinearProblem):
         return rows
     p = problem
     if p.direction == "wgrad":
-        return rows.reshape(p.k, p.n, p.p, p.q).transpose(0, 1)
+        return rows.reshape(p.k, p.n, *p.y_spec.shape[2:]).transpose(0, 1)
     if p.direction == "dgrad":
-        by_group = rows.reshape(p.groups, p.c // p.groups, p.k // p.groups, p.r, p.s)
+        by_group = rows.reshape(p.groups, p.c // p.groups, p.k // p.groups, *p.weight_spec.shape[2:])
         return by_group.transpose(1, 2).reshape(p.weight_spec.shape)
     return rows.reshape(p.weight_spec.shape)
 
@@ -281,11 +244,11 @@ def _kept(problem: ConvProblem) -> torch.Tensor:
     return torch.as_tensor(bits.astype(bool)).reshape(problem.weight_spec.shape)
 
 
-def _outputs(problem: ConvProblem | LinearProblem) -> int:
-    return problem.c if isinstance(problem, ConvProblem) and problem.direction == "dgrad" else problem.k
+def _outputs(problem: LayerProblem) -> int:
+    return problem.c if isinstance(problem, ConvolutionProblem) and problem.direction == "dgrad" else problem.k
 
 
-def _at_most(problem: ConvProblem | LinearProblem, terms: int, generator: torch.Generator) -> torch.Tensor | None:
+def _at_most(problem: LayerProblem, terms: int, generator: torch.Generator) -> torch.Tensor | None:
     """A mask of the second operand that leaves at most `terms` products in any sum; None if there are no more anyway."""
     outputs, length = _outputs(problem), problem.reduction_length
     if length <= terms:
@@ -295,6 +258,6 @@ def _at_most(problem: ConvProblem | LinearProblem, terms: int, generator: torch.
     return _by_output(problem, mask)
 
 
-def _alternating(problem: ConvProblem | LinearProblem, shape: Sequence[int]) -> torch.Tensor:
+def _alternating(problem: LayerProblem, shape: Sequence[int]) -> torch.Tensor:
     signs = 1 - 2 * (torch.arange(problem.reduction_length) % 2)
     return _by_output(problem, signs.expand(_outputs(problem), -1)).reshape(shape)

@@ -7,7 +7,7 @@ from typing import Final
 
 from convoy.measurement.data import result_specs
 from convoy.measurement.subgraph_accuracy import narrowest
-from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.problem import LayerProblem, LayoutProblem, Problem, SubgraphProblem
 
 EXACT_ACTIVATIONS: Final = frozenset({"none", "relu", "relu6"})
 
@@ -43,7 +43,7 @@ def bound(problem: Problem, family: str, *, tf32: bool = False) -> float:
     """
     if isinstance(problem, LayoutProblem):
         return 0.0
-    known = isinstance(problem, (ConvProblem, LinearProblem))
+    known = isinstance(problem, LayerProblem)
     length = max(problem.reduction_length, 1) if known else 64
     numerics = problem.numerics if known else "as_torch"
     dtype = storage_dtype(problem)

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.subgraph import torch_format
 from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.data import Data, dense, result_specs
 from convoy.problem import Problem, TensorSpec
@@ -43,9 +44,9 @@ class GuardedBuffer:
         self._before, inner, self._after = raw[:start], raw[start : start + size], raw[start + size :]
         inner.fill_(1 if spec.dtype == "bool" else _GARBAGE)
         flat = inner.view(DTYPES[spec.dtype])
-        if len(spec.shape) == 4 and layout == "nhwc":
-            n, c, h, w = spec.shape
-            self.tensor = flat.view(n, h, w, c).permute(0, 3, 1, 2)
+        if torch_format(layout, len(spec.shape)) != torch.contiguous_format:
+            n, c, *sides = spec.shape
+            self.tensor = flat.view(n, *sides, c).movedim(-1, 1)
         else:
             self.tensor = flat.view(spec.shape)
 

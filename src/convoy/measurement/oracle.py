@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn import grad
-from torch.nn.functional import conv2d, linear
+from torch.nn.functional import conv2d, conv3d, linear
 
 from convoy.engines.activations import activate, pool2d
 from convoy.engines.interpret import compile_graph
@@ -22,11 +22,19 @@ from convoy.measurement.data import (
     result_specs,
     with_constant_weight,
 )
-from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.problem import (
+    Conv3dProblem,
+    ConvolutionProblem,
+    LayerProblem,
+    LayoutProblem,
+    LinearProblem,
+    Problem,
+    SubgraphProblem,
+)
 from convoy.typed_torch import l2_norm
 
 
-def _plain_data(problem: ConvProblem, data: Data) -> Data:
+def _plain_data(problem: ConvolutionProblem, data: Data) -> Data:
     """The data of a problem with a dynamic weight, with weight and bias as constants."""
     x, *rest = data.args
     count = dynamic_constants(problem)
@@ -43,10 +51,13 @@ def oracle(problem: Problem, data: Data) -> list[torch.Tensor]:
         return [args[0]]
     if isinstance(problem, SubgraphProblem):
         return list(compile_graph(parse_graph(problem.text), double=True)(args, constants))
-    if isinstance(problem, ConvProblem) and problem.direction != "fprop":
+    if isinstance(problem, ConvolutionProblem) and problem.direction != "fprop":
         return _gradients(problem, args)
     x, weight = args[0], constants[0]
-    y = linear(x, weight) if isinstance(problem, LinearProblem) else conv2d(x, weight, None, *conv_sizes(problem))
+    if isinstance(problem, LinearProblem):
+        y = linear(x, weight)
+    else:
+        y = (conv3d if isinstance(problem, Conv3dProblem) else conv2d)(x, weight, None, *conv_sizes(problem))
     if problem.epilogue.bias:
         y = y + constants[1].reshape(-1, *[1] * (y.dim() - 2))
     if problem.epilogue.residual:
@@ -54,7 +65,7 @@ def oracle(problem: Problem, data: Data) -> list[torch.Tensor]:
     return [pool2d(activate(y, problem.epilogue.activation), problem.epilogue.pool)]
 
 
-def terms_norm(problem: ConvProblem | LinearProblem, data: Data, index: int, power: int) -> float:
+def terms_norm(problem: LayerProblem, data: Data, index: int, power: int) -> float:
     """Norm of the sums of the terms' magnitudes.
 
     Args:
@@ -72,7 +83,7 @@ def terms_norm(problem: ConvProblem | LinearProblem, data: Data, index: int, pow
     return l2_norm(oracle(plain, Data(args, constants))[index] ** (1 / power))
 
 
-def spread_norm(problem: ConvProblem | LinearProblem, data: Data, index: int) -> float:
+def spread_norm(problem: LayerProblem, data: Data, index: int) -> float:
     """Norm that the results would have if every output saw the whole filter, from the operands' root mean squares.
 
     Methods that transform whole tiles spread their rounding over all outputs of a tile, also over those that see mostly
@@ -87,19 +98,24 @@ def _double(tensor: torch.Tensor) -> torch.Tensor:
     return dense(tensor).double() if tensor.is_floating_point() else tensor
 
 
-def conv_sizes(problem: ConvProblem) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]:
+def conv_sizes(problem: ConvolutionProblem) -> tuple[Any, Any, Any, int]:
     """Stride, padding, dilation and groups, as PyTorch's functions take them after the bias."""
+    if isinstance(problem, Conv3dProblem):
+        return problem.stride, problem.pad, problem.dilation, problem.groups
     stride = (problem.stride_h, problem.stride_w)
     return stride, (problem.pad_h, problem.pad_w), (problem.dilation_h, problem.dilation_w), problem.groups
 
 
-def _gradients(problem: ConvProblem, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _gradients(problem: ConvolutionProblem, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     gradients: Any = grad  # its functions have no complete type annotations
     stride, padding, dilation, groups = conv_sizes(problem)
+    volumes = isinstance(problem, Conv3dProblem)
+    input_gradient = gradients.conv3d_input if volumes else gradients.conv2d_input
+    weight_gradient = gradients.conv3d_weight if volumes else gradients.conv2d_weight
     if problem.direction == "dgrad":
         dy, weight = args
         shape = problem.x_spec.shape
-        return [gradients.conv2d_input(shape, weight, dy, stride, padding, dilation, groups)]
+        return [input_gradient(shape, weight, dy, stride, padding, dilation, groups)]
     x, dy = args
-    dweight = gradients.conv2d_weight(x, problem.weight_spec.shape, dy, stride, padding, dilation, groups)
-    return [dweight, dy.sum((0, 2, 3))] if problem.epilogue.bias else [dweight]
+    dweight = weight_gradient(x, problem.weight_spec.shape, dy, stride, padding, dilation, groups)
+    return [dweight, dy.sum((0, *range(2, dy.dim())))] if problem.epilogue.bias else [dweight]

@@ -11,13 +11,24 @@ import torch
 from convoy.engines.activation_sparsity import sparsity_kind
 from convoy.engines.base import Engine, Executable, Packed
 from convoy.measurement.accuracy import check
-from convoy.measurement.data import Data, dense, dynamic_constants, in_layout, make_data, with_zeros
+from convoy.measurement.data import Data, dense, dynamic_constants, in_layout, make_data
+from convoy.measurement.data_with_zeros import with_zeros
 from convoy.measurement.failure import Failure, T, first_lines, is_out_of_memory, run_or_fail
 from convoy.measurement.guards import checksum, run_guarded
 from convoy.measurement.oracle import oracle
 from convoy.measurement.output_buffers import OutputBuffers
 from convoy.perfdb.row import Status
-from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Pool, Problem, SubgraphProblem
+from convoy.problem import (
+    Conv3dProblem,
+    ConvolutionProblem,
+    ConvProblem,
+    EngineConfig,
+    LayerProblem,
+    LayoutProblem,
+    Pool,
+    Problem,
+    SubgraphProblem,
+)
 from convoy.target import Target
 
 CHECKED_KINDS: Final = ("integer", "normal")
@@ -73,7 +84,7 @@ class ReferenceData:
             self._exact = {}
         self.checked = images
         self._small = self.problem
-        if images and isinstance(self.problem, (ConvProblem, LinearProblem)):
+        if images and isinstance(self.problem, LayerProblem):
             self._small = replace(self.problem, n=len(images))
 
     def fill(self) -> None:
@@ -217,11 +228,11 @@ def _first_and_last(images: int, count: int) -> tuple[int, ...]:
     return (*range(max(MIN_CHECKED, count) - 1), images - 1)
 
 
-def _has_images(problem: Problem) -> TypeGuard[ConvProblem | LinearProblem]:
+def _has_images(problem: Problem) -> TypeGuard[LayerProblem]:
     """Whether a problem's images are independent and numerous enough that some may stand for all."""
-    if isinstance(problem, ConvProblem) and problem.direction != "fprop":
+    if isinstance(problem, ConvolutionProblem) and problem.direction != "fprop":
         return False
-    return isinstance(problem, (ConvProblem, LinearProblem)) and problem.n > MIN_CHECKED
+    return isinstance(problem, LayerProblem) and problem.n > MIN_CHECKED
 
 
 def data_key(problem: Problem) -> str:
@@ -231,13 +242,15 @@ def data_key(problem: Problem) -> str:
     if isinstance(problem, SubgraphProblem):
         return problem.text
     plain = replace(problem, epilogue=replace(problem.epilogue, activation="none", pool=None))
+    if isinstance(plain, Conv3dProblem):
+        return plain.with_layout("ncdhw").key
     return (plain.with_layout("nchw") if isinstance(plain, ConvProblem) else plain).key
 
 
 def _epilogue_end(problem: Problem) -> tuple[str, Pool | None]:
-    layer = isinstance(problem, (ConvProblem, LinearProblem))
+    layer = isinstance(problem, LayerProblem)
     return (problem.epilogue.activation, problem.epilogue.pool) if layer else ("", None)
 
 
 def _is_strict(problem: Problem) -> bool:
-    return isinstance(problem, (ConvProblem, LinearProblem)) and problem.numerics == "strict"
+    return isinstance(problem, LayerProblem) and problem.numerics == "strict"

@@ -8,7 +8,7 @@ from typing import Final
 from convoy.engines.manifest import load_engine
 from convoy.graph.ir import Graph
 from convoy.plan.plan import Plan
-from convoy.problem import WeightMask
+from convoy.problem import WeightMask, image_layout
 from convoy.regions import PATTERNS, Region, fused_regions, propose
 
 _WITHOUT: Final = ((), ("pool",), ("norm",), ("pool", "norm"))
@@ -26,7 +26,7 @@ def plan_regions(
         masks: positions of pruned weights' values, by constant name.
     """
     wanted = {(step.pattern, step.nodes) for step in plan.steps if step.kind == "region"}
-    layouts = tuple(dict.fromkeys((*plan.border.values(), "nchw", "nhwc")))
+    layouts = tuple(dict.fromkeys((*map(image_layout, plan.border.values()), "nchw", "nhwc")))
     found: dict[tuple[str, tuple[str, ...]], Region] = {}
     for without in _WITHOUT:
         patterns = [name for name in PATTERNS if name not in without and (name in ("pool", "norm") or _has(plan, name))]

@@ -22,7 +22,7 @@ OperandKind = Literal["arg", "result", "workspace", "constant"]
 
 _SLOT: Final = ("input", "output", "arena", "python")
 _OPERANDS: Final = ("arg", "result", "workspace", "constant")
-_LAYOUT: Final = "nchw|nhwc|any"
+_LAYOUT: Final = "nchw|nhwc|ncdhw|ndhwc|any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PackedTensor:
     Attributes:
         name: of the graph's value.
         spec: dtype and shape.
-        layout: `nchw` or `nhwc` for 4-D tensors, else `any`: rows of contiguous values.
+        layout: `nchw` or `nhwc` for 4-D tensors, `ncdhw` or `ndhwc` for volumes, else `any`: rows of contiguous values.
         slot: where it lies.
     """
 

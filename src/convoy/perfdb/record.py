@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from convoy.errors import InputError
 from convoy.perfdb.row import Measurement, Status
-from convoy.problem import ANY_LAYOUT, LAYOUTS, EngineConfig, Knobs, parse_problem
+from convoy.problem import ANY_LAYOUT, LAYOUTS, VOLUME_LAYOUTS, EngineConfig, Knobs, parse_problem
 from convoy.target import Target
 from convoy.untrusted import parse_json
 
@@ -68,7 +68,7 @@ _MAX_TIME_US: Final = 1e12
 
 _STATUSES: Final = frozenset(str(member) for member in Status)
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-_SUBGRAPH: Final = re.compile(f"subgraph:({'|'.join((*LAYOUTS, ANY_LAYOUT))}):[0-9a-f]{{24}}")
+_SUBGRAPH: Final = re.compile(f"subgraph:({'|'.join((*LAYOUTS, *VOLUME_LAYOUTS, ANY_LAYOUT))}):[0-9a-f]{{24}}")
 _ENGINE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _PROTOCOL: Final = re.compile(r"[!-~]+")
 _DIGEST: Final = re.compile(r"[0-9a-f]{16}")

@@ -10,12 +10,12 @@ import torch
 
 from convoy.deadline import Deadline
 from convoy.graph.ir import Graph
-from convoy.graph.layers import conv_problem
+from convoy.graph.layers import conv3d_problem, conv_problem
 from convoy.measurement import Peaks, floor_us, peaks
 from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline.net import Net
-from convoy.problem import ConvProblem, LinearProblem, Problem
+from convoy.problem import LayerProblem, Problem
 from convoy.program.recording import forget_library_workspaces
 from convoy.settings import Effort
 from convoy.target import Target
@@ -79,10 +79,11 @@ class LayerWork:
 
 def work_of(graph: Graph, pattern: str, nodes: Sequence[str], problem: Problem) -> LayerWork:
     """The operations of a region: of its own problem if that is a layer, else of the convolutions inside."""
-    if isinstance(problem, (ConvProblem, LinearProblem)):
+    if isinstance(problem, LayerProblem):
         return LayerWork(problem.y_spec.dtype, problem.flops)
     inside = [graph.node(name) for name in (nodes if pattern in MULTI_CONV_PATTERNS else ())]
-    layers = [conv_problem(graph, node) for node in inside if node.op == "conv2d"]
+    layers: list[LayerProblem] = [conv_problem(graph, node) for node in inside if node.op == "conv2d"]
+    layers += [conv3d_problem(graph, node) for node in inside if node.op == "conv3d"]
     return LayerWork(layers[0].y_spec.dtype, sum(layer.flops for layer in layers)) if layers else LayerWork()
 
 

@@ -15,13 +15,14 @@ from convoy.engines.activation_sparsity import SparsityShares
 from convoy.engines.base import Engine
 from convoy.engines.competition import competing_engines, load_competitor
 from convoy.engines.known_defects import defect_of
+from convoy.engines.subgraph import torch_format
 from convoy.errors import CaptureError, InputError
 from convoy.measurement import Peaks
 from convoy.pipeline.search_pruning import (
     skips_layout_search,
 )
 from convoy.pipeline.selection_input import layout_problems
-from convoy.problem import ConvProblem, LayoutProblem
+from convoy.problem import ConvProblem, LayoutProblem, image_layout, layout_beside
 from convoy.regions import PATTERNS, Region, fused_regions, propose
 from convoy.regions.propose import EVERY_PART
 from convoy.regions.whole import PATTERN as WHOLE
@@ -39,7 +40,7 @@ class Net:
         name: the user's name for it.
         captured: graph and constants.
         regions: proposed regions.
-        layouts: memory formats that selection may use, first that of the caller's images.
+        layouts: memory formats that selection may use, first that of the caller's images; volumes have the alike ones.
         border: memory format of 4-D inputs and outputs.
         copies: problems of layout changes, by (value, from, to).
         target: the device.
@@ -93,17 +94,18 @@ def capture_net(
     graph = captured.graph
     given = captured.flatten_inputs(args, kwargs)
     border = input_formats(captured, given)
-    first = next(iter(border.values()), "nchw")
-    border.update((name_, first) for name_ in graph.outputs if len(graph.values[name_].spec.shape) == 4)
+    first = image_layout(next(iter(border.values()), "nchw"))
+    ranks = {value: len(graph.values[value].spec.shape) for value in graph.outputs if graph.has_layout(value)}
+    border.update((value, layout_beside(first, rank)) for value, rank in ranks.items())
     with phase("regions"):
         net = make_net(name, captured, border, first, settings, target)
     return replace(net, inputs=tuple(given), original=original)
 
 
 def input_formats(captured: Captured, given: Sequence[torch.Tensor]) -> dict[str, str]:
-    """Memory format of each 4-D input, by value name."""
+    """Memory format of each input that has one (`Graph.has_layout`), by value name."""
     named = zip(captured.graph.inputs, given, strict=True)
-    return {value: memory_format(tensor) for value, tensor in named if tensor.dim() == 4}
+    return {value: memory_format(tensor) for value, tensor in named if captured.graph.has_layout(value)}
 
 
 def make_net(
@@ -127,11 +129,15 @@ def make_net(
         buckets: names of results that are sent to other processes together.
     """
     graph = captured.graph
+    shapes = {value: graph.values[value].spec.shape for value in border}
     border = {
-        value: first if fits_both_layouts(graph.values[value].spec.shape) else known for value, known in border.items()
+        value: layout_beside(first, len(shapes[value])) if fits_both_layouts(shapes[value]) else known
+        for value, known in border.items()
     }
     layouts = allowed_layouts(settings.layout, first)
-    given = dict.fromkeys(border.values())  # inputs and outputs may have their formats whatever the settings say
+    given = dict.fromkeys(
+        map(image_layout, border.values())
+    )  # what the caller has is allowed, whatever the settings say
     quick = skips_layout_search(settings, target)
     layouts = tuple(given) if quick and set(given) == {"nhwc"} else tuple(dict.fromkeys((*layouts, *given)))
     engines = engines_on(target, settings)
@@ -197,14 +203,15 @@ def _least_inside(target: Target) -> int:
 
 
 def memory_format(tensor: torch.Tensor) -> str:
-    """`nhwc` if a 4-D tensor is channels_last and not also contiguous, else `nchw`."""
-    channels_last = tensor.is_contiguous(memory_format=torch.channels_last)
-    return "nhwc" if channels_last and not tensor.is_contiguous() else "nchw"
+    """`nhwc` if a 4-D tensor is channels_last and not also contiguous, else `nchw`; `ndhwc` and `ncdhw` if it is 5-D."""
+    rank = tensor.dim()
+    channels_last = tensor.is_contiguous(memory_format=torch_format("ndhwc", rank)) and not tensor.is_contiguous()
+    return layout_beside("nhwc" if channels_last else "nchw", rank)
 
 
 def fits_both_layouts(shape: Sequence[int]) -> bool:
-    """Whether a contiguous 4-D tensor has the same memory order in both formats, like the weight of a 1x1 convolution."""
-    return shape[1] == 1 or shape[2:] == (1, 1)
+    """Whether a contiguous 4-D or 5-D tensor has the same memory order in both formats, like the weight of a 1x1 convolution."""
+    return shape[1] == 1 or set(shape[2:]) == {1}
 
 
 def allowed_layouts(choice: LayoutChoice, first: str) -> tuple[str, ...]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from convoy.engines.activation_sparsity import MARGIN, SparsityBucket, SparsityShares, matches_bucket, sparsity_kind
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.graph.ir import Graph
 from convoy.perfdb.row import Measurement
-from convoy.problem import ANY_LAYOUT, ConvProblem, LayoutProblem, Problem
+from convoy.problem import ANY_LAYOUT, ConvProblem, LayoutProblem, Problem, image_layout, layout_beside
 from convoy.regions import Region
 from convoy.regions.concat import writable_in_place
 from convoy.regions.whole import PATTERN as WHOLE
@@ -24,8 +25,13 @@ Rows = Mapping[str, Sequence[Measurement]]
 
 
 def image_values(graph: Graph) -> list[str]:
-    """The values that have a memory format to choose: 4-D, not constant."""
-    return [v.name for v in graph.values.values() if v.kind != "constant" and len(v.spec.shape) == 4]
+    """The values that have a memory format to choose (`Graph.has_layout`), without constants."""
+    return [v.name for v in graph.values.values() if v.kind != "constant" and graph.has_layout(v.name)]
+
+
+def _layouts_of(graph: Graph, value: str, layouts: Sequence[str]) -> tuple[str, ...]:
+    rank = len(graph.values[value].spec.shape)
+    return tuple(layout_beside(layout, rank) for layout in layouts)
 
 
 def layout_problems(graph: Graph, layouts: Sequence[str]) -> dict[tuple[str, str, str], LayoutProblem]:
@@ -33,8 +39,7 @@ def layout_problems(graph: Graph, layouts: Sequence[str]) -> dict[tuple[str, str
     return {
         (name, source, layout): LayoutProblem(graph.values[name].spec, source, layout)
         for name in image_values(graph)
-        for source in layouts
-        for layout in layouts
+        for source, layout in product(_layouts_of(graph, name, layouts), repeat=2)
         if source != layout
     }
 
@@ -84,7 +89,10 @@ def selection_problem(
             fitting = rows_at(rows.get(problem.key, ()), shares.get(region.args[0]) if region.args else None)
             found = sorted((row for row in fitting if row.ok), key=lambda row: row.median_us)
             kept = _kept(clearly_faster(found) if wary else found)
-            baseline_here = len(region.nodes) == 1 and problem.layout in (layouts[0], ANY_LAYOUT)
+            stock = image_layout(problem.layout) in (layouts[0], ANY_LAYOUT) and type(problem) is type(
+                region.problems[0]
+            )
+            baseline_here = len(region.nodes) == 1 and stock
             own = [_candidate(index, problem, row, constant_bytes, baseline_here) for row in kept]
             if own and problem.key in in_place.get(region.id, ()):
                 best = min(own, key=lambda candidate: candidate.median_us)
@@ -96,7 +104,7 @@ def selection_problem(
         outputs=graph.outputs,
         regions=tuple(RegionNodes(r.id, r.nodes, r.args, r.results) for r in regions),
         candidates=tuple(candidates),
-        value_layouts={name: tuple(layouts) for name in image_values(graph)},
+        value_layouts={name: _layouts_of(graph, name, layouts) for name in image_values(graph)},
         value_bytes={v.name: v.spec.size_bytes for v in graph.values.values() if v.kind != "constant"},
         convert_us={name: row.median_us for name, row in fastest.items()},
         copies={name: LayoutCopy(row.problem, row.config, row.predicted) for name, row in fastest.items()},

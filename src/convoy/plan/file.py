@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from convoy.errors import InputError, PlanError
 from convoy.plan.plan import PLAN_VERSION, Plan, Step, StepCandidate
 from convoy.plan.plan_fields import RETUNE, PlanFields
-from convoy.problem import ANY_LAYOUT, LAYOUTS, EngineConfig, Knobs, TensorSpec
+from convoy.problem import ANY_LAYOUT, LAYOUTS, VOLUME_LAYOUTS, EngineConfig, Knobs, TensorSpec
 from convoy.untrusted import read_json, storable
 
 MAX_BYTES: Final = 16 << 20
@@ -27,7 +27,8 @@ MAX_REASON: Final = 200
 
 _NAME = re.compile(r"\w[\w.]*(@[a-z]+)?", re.ASCII)
 _ENGINE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
-_LAYOUT = re.compile("|".join((*LAYOUTS, ANY_LAYOUT)))
+_FORMATS = (*LAYOUTS, *VOLUME_LAYOUTS)
+_LAYOUT = re.compile("|".join((*_FORMATS, ANY_LAYOUT)))
 _PROBLEM = re.compile(r"[a-z]+:[\w:.+,=\[\]-]+", re.ASCII)
 
 
@@ -135,8 +136,8 @@ def _steps(fields: PlanFields, name: str) -> tuple[Step, ...]:
 
 def _border(found: dict[str, object]) -> dict[str, str]:
     for name, layout in found.items():
-        if not _is_name(name) or layout not in LAYOUTS:
-            raise PlanError("plan.border", (name, layout), "value names with " + ", ".join(LAYOUTS))
+        if not _is_name(name) or layout not in _FORMATS:
+            raise PlanError("plan.border", (name, layout), "value names with " + ", ".join(_FORMATS))
     return cast("dict[str, str]", found)
 
 

@@ -8,13 +8,29 @@ from dataclasses import replace
 from convoy.errors import InputError
 from convoy.problem.config import EngineConfig, Knob, Knobs
 from convoy.problem.conv import ACTIVATIONS, DIRECTIONS, ConvProblem, Epilogue
+from convoy.problem.conv3d import Conv3dProblem
 from convoy.problem.mask import WeightMask
 from convoy.problem.other import LayoutProblem, LinearProblem, SubgraphProblem
 from convoy.problem.pool import Pool
-from convoy.problem.spec import ANY_LAYOUT, DTYPE_BYTES, LAYOUTS, TensorSpec
+from convoy.problem.spec import (
+    ANY_LAYOUT,
+    DTYPE_BYTES,
+    LAYOUTS,
+    VOLUME_LAYOUTS,
+    TensorSpec,
+    image_layout,
+    layout_beside,
+    volume_layout,
+)
 
-Problem = ConvProblem | LinearProblem | SubgraphProblem | LayoutProblem
+Problem = ConvProblem | Conv3dProblem | LinearProblem | SubgraphProblem | LayoutProblem
 """Any problem that an engine may be asked to compute."""
+
+ConvolutionProblem = ConvProblem | Conv3dProblem
+"""A convolution of images or of volumes, in any direction."""
+
+LayerProblem = ConvolutionProblem | LinearProblem
+"""A sum of products with an epilogue."""
 
 __all__ = [
     "ACTIVATIONS",
@@ -22,11 +38,15 @@ __all__ = [
     "DIRECTIONS",
     "DTYPE_BYTES",
     "LAYOUTS",
+    "VOLUME_LAYOUTS",
+    "Conv3dProblem",
     "ConvProblem",
+    "ConvolutionProblem",
     "EngineConfig",
     "Epilogue",
     "Knob",
     "Knobs",
+    "LayerProblem",
     "LayoutProblem",
     "LinearProblem",
     "Pool",
@@ -34,9 +54,12 @@ __all__ = [
     "SubgraphProblem",
     "TensorSpec",
     "WeightMask",
+    "image_layout",
     "is_subgraph_key",
+    "layout_beside",
     "parse_problem",
     "subgraph_texts",
+    "volume_layout",
 ]
 
 
@@ -60,6 +83,8 @@ def parse_problem(key: str, text: str = "") -> Problem:
     if kind == "conv":
         problem = ConvProblem.parse(key)
         return replace(problem, mask=WeightMask.parse(text)) if text else problem
+    if kind == "conv3d":
+        return Conv3dProblem.parse(key)
     if kind == "linear":
         return LinearProblem.parse(key)
     if kind == "layout":
@@ -68,4 +93,4 @@ def parse_problem(key: str, text: str = "") -> Problem:
         problem = SubgraphProblem(text, key.split(":")[1])
         if problem.key == key:
             return problem
-    raise InputError("problem", key, "the key of a conv, linear, layout or (with its text) subgraph problem")
+    raise InputError("problem", key, "the key of a conv, conv3d, linear, layout or (with its text) subgraph problem")

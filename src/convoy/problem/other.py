@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from convoy.errors import InputError
 from convoy.problem.conv import NO_EPILOGUE, NUMERICS, Epilogue
-from convoy.problem.spec import DTYPE_BYTES, FLOAT_DTYPES, LAYOUTS, TensorSpec
+from convoy.problem.spec import DTYPE_BYTES, FLOAT_DTYPES, LAYOUTS, VOLUME_LAYOUTS, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ class SubgraphProblem:
     """A subgraph that keeps its operators: pooling, concatenation, pointwise work, normalisation.
 
     `text` is the subgraph in the graph's text form (`convoy.graph.text`), with canonical names, so that two equal subgraphs,
-    of one net or of two, are one problem. `layout` is the memory format of every 4-D input and output. `bytes_min` and
+    of one net or of two, are one problem. `layout` is the memory format of every 4-D input and output;
+    `ncdhw` and `ndhwc` say it of the 5-D ones too. `bytes_min` and
     `label` (the operators, for people) are derived when the subgraph is extracted and are not part of the key.
     """
 
@@ -122,7 +123,7 @@ class SubgraphProblem:
 
 @dataclass(frozen=True, slots=True)
 class LayoutProblem:
-    """Copy a 4-D value from one memory format to another."""
+    """Copy a 4-D or 5-D value from one memory format to another."""
 
     spec: TensorSpec
     source: str
@@ -130,11 +131,12 @@ class LayoutProblem:
     flops = 0
 
     def __post_init__(self) -> None:
+        if len(self.spec.shape) not in (4, 5):
+            raise InputError("spec", str(self.spec), "a 4-D or 5-D tensor")
+        allowed = LAYOUTS if len(self.spec.shape) == 4 else VOLUME_LAYOUTS
         for name in ("source", "layout"):
-            if getattr(self, name) not in LAYOUTS:
-                raise InputError(name, getattr(self, name), "one of " + ", ".join(LAYOUTS))
-        if len(self.spec.shape) != 4:
-            raise InputError("spec", str(self.spec), "a 4-D tensor")
+            if getattr(self, name) not in allowed:
+                raise InputError(name, getattr(self, name), "one of " + ", ".join(allowed))
 
     @property
     def bytes_min(self) -> int:

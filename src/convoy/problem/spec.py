@@ -27,8 +27,29 @@ FLOAT_DTYPES: Final = frozenset({"fp64", "fp32", "fp16", "bf16"})
 LAYOUTS: Final = ("nchw", "nhwc", "blocked")
 """Memory formats of a 4-D value: torch's contiguous and channels_last, and oneDNN's opaque blocked tensor (CPU only)."""
 
+VOLUME_LAYOUTS: Final = ("ncdhw", "ndhwc")
+"""Memory formats of a 5-D value in a graph with three-dimensional convolutions: torch's contiguous and channels_last_3d."""
+
 ANY_LAYOUT: Final = "any"
-"""Layout of values that are not 4-D: they are contiguous and never converted."""
+"""Layout of all other values: they are contiguous and never converted."""
+
+_OF_VOLUMES: Final[dict[str, str]] = dict(zip(LAYOUTS, VOLUME_LAYOUTS, strict=False))
+_OF_IMAGES: Final[dict[str, str]] = {volume: image for image, volume in _OF_VOLUMES.items()}
+
+
+def volume_layout(layout: str) -> str:
+    """The layout of 5-D values that belongs to one of 4-D values: channels first, or channels last."""
+    return _OF_VOLUMES.get(layout, layout)
+
+
+def image_layout(layout: str) -> str:
+    """Inverse of `volume_layout`."""
+    return _OF_IMAGES.get(layout, layout)
+
+
+def layout_beside(layout: str, rank: int) -> str:
+    """The layout of a value of 4 or 5 dimensions at the border of a problem with this layout."""
+    return volume_layout(layout) if rank == 5 else image_layout(layout)
 
 
 _MAX_SIDE_DIGITS: Final = 12

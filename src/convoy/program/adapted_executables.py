@@ -8,9 +8,10 @@ import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cpu.native_launch import NativeExecutable
-from convoy.engines.subgraph import MEMORY_FORMATS
+from convoy.engines.plane_views import PlaneViews
+from convoy.engines.subgraph import torch_format
 from convoy.graph.ir import Graph
-from convoy.problem import ConvProblem, LinearProblem, Problem
+from convoy.problem import ConvolutionProblem, ConvProblem, LinearProblem, Problem, volume_layout
 from convoy.regions import Region
 
 
@@ -18,6 +19,7 @@ def adapted(executable: Executable, problem: Problem, region: Region | None, gra
     """The executable itself, or one that calls it with the tensors that the problem describes.
 
     - A linear layer's values may have more than two dimensions; engines are given matrices, as views.
+    - A three-dimensional convolution may be computed as a 2-D one, on views (`PlaneViews`).
     - The weight of a data gradient may be a constant (a transposed convolution); engines are given it as an argument.
     """
     if region is None:
@@ -25,20 +27,26 @@ def adapted(executable: Executable, problem: Problem, region: Region | None, gra
     if isinstance(problem, LinearProblem) and len(graph.values[region.args[0]].spec.shape) != 2:
         # A kernel in C only gets addresses, which are the same for both shapes.
         return executable if isinstance(executable, NativeExecutable) else _AsMatrices(executable)
+    views = PlaneViews.of(problem, region)
+    if views is not None and not isinstance(executable, NativeExecutable):
+        executable = _OnPlanes(executable, views)
     return _WithWeight(executable) if has_constant_weight(problem, region.constants) else executable
 
 
 def packed_constants(executable: Executable, problem: Problem, constants: Sequence[torch.Tensor]) -> Packed:
     """A step's constants in the arrangement in which its executable reads them."""
-    if isinstance(problem, ConvProblem) and has_constant_weight(problem, constants):
-        memory_format = MEMORY_FORMATS[problem.layout]
-        return tuple(tensor.detach().contiguous(memory_format=memory_format) for tensor in constants)
+    if isinstance(problem, ConvolutionProblem) and has_constant_weight(problem, constants):
+        layout = volume_layout(problem.layout)
+        return tuple(t.detach().contiguous(memory_format=torch_format(layout, t.dim())) for t in constants)
+    if isinstance(problem, ConvProblem) and constants and constants[0].dim() == 5:
+        weight, *bias = constants
+        constants = (weight.reshape(problem.weight_spec.shape), *bias)
     return executable.pack(constants)
 
 
 def has_constant_weight(problem: Problem, constants: Sequence[object]) -> bool:
     """Whether a problem is a gradient whose second operand is a constant."""
-    return isinstance(problem, ConvProblem) and problem.direction != "fprop" and bool(constants)
+    return isinstance(problem, ConvolutionProblem) and problem.direction != "fprop" and bool(constants)
 
 
 class _Adapted(Executable):
@@ -69,6 +77,21 @@ class _AsMatrices(_Adapted):
             buffers.results[:] = [
                 None if result is None else result.view(*leading, result.shape[-1]) for result in inner.results
             ]
+
+
+class _OnPlanes(_Adapted):
+    """Volumes are images."""
+
+    def __init__(self, inner: Executable, views: PlaneViews) -> None:
+        super().__init__(inner)
+        self._views = views
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch on views."""
+        inner = Buffers(self._views.args(buffers.args), self._views.results(buffers.results), buffers.constants)
+        self.inner.launch(inner, workspace)
+        if self.allocates_results:
+            buffers.results[:] = self._views.made(inner.results)
 
 
 class _WithWeight(_Adapted):

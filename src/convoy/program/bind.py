@@ -20,7 +20,7 @@ from convoy.graph.ir import Graph
 from convoy.measurement.processes.parallel_compile import ParallelCompile
 from convoy.plan.describe import title
 from convoy.plan.plan import Plan, Step
-from convoy.problem import ANY_LAYOUT, Problem
+from convoy.problem import ANY_LAYOUT, Problem, layout_beside, volume_layout
 from convoy.program.adapted_executables import adapted, packed_constants
 from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.concat_in_place import with_results_in_place
@@ -88,7 +88,7 @@ def bind(
         keys = [step_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
         builds.build(plan.steps, keys, None)
     slots = _slots(captured.graph.inputs, plan.steps)
-    outputs = [_output_slot(name, plan, slots) for name in captured.graph.outputs]
+    outputs = [_output_slot(name, plan, slots, captured.graph) for name in captured.graph.outputs]
     executables = [
         adapted(packed[key][0], problem, region, captured.graph)
         for key, problem, region in zip(keys, problems, verified.regions, strict=True)
@@ -119,7 +119,7 @@ def _bound_steps(
 ) -> tuple[BoundStep, ...]:
     return tuple(
         BoundStep(
-            step=step,
+            step=_with_layout_of_volumes(step, graph),
             executable=executable,
             constants=packed,
             args=tuple(slots[name] for name in step.args),
@@ -128,6 +128,13 @@ def _bound_steps(
         )
         for step, executable, packed in zip(steps, executables, constants, strict=True)
     )
+
+
+def _with_layout_of_volumes(step: Step, graph: Graph) -> Step:
+    """A step that reads or makes volumes names their layout, also where its problem is a 2-D convolution."""
+    names = [name.partition("@")[0] for name in (*step.args, *step.results)]
+    volumes = any(len(graph.values[name].spec.shape) == 5 and graph.has_layout(name) for name in names)
+    return replace(step, layout=volume_layout(step.layout)) if volumes else step
 
 
 def _slots(inputs: Sequence[str], steps: Sequence[Step]) -> dict[str, int]:
@@ -223,9 +230,10 @@ def _constants(captured: Captured, region: Region | None) -> list[torch.Tensor]:
     return [] if region is None else [captured.constants[name] for name in region.constants]
 
 
-def _output_slot(name: str, plan: Plan, slots: Mapping[str, int]) -> int:
+def _output_slot(name: str, plan: Plan, slots: Mapping[str, int], graph: Graph) -> int:
     """The slot that holds an output in the memory format that the caller gets."""
-    made = {result: step.layout for step in plan.steps for result in step.results}
+    rank = len(graph.values[name].spec.shape)
+    made = {result: layout_beside(step.layout, rank) for step in plan.steps for result in step.results}
     wanted = plan.border.get(name, ANY_LAYOUT)
     for slot_name in (f"{name}@{wanted}", name):
         if slot_name in slots and (slot_name not in made or wanted in (ANY_LAYOUT, made[slot_name])):

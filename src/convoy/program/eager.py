@@ -10,7 +10,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.gpu.device_tensors import aligned_on_gpu
-from convoy.engines.subgraph import MEMORY_FORMATS
+from convoy.engines.subgraph import torch_format
 from convoy.engines.torch_operators import DTYPES
 from convoy.problem import ANY_LAYOUT, TensorSpec
 from convoy.program.bound_plan import BoundPlan, BoundStep, ChannelSlice
@@ -114,14 +114,12 @@ def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     """The tensor itself if it has this memory format and its address suits kernels, else a copy."""
     if layout == ANY_LAYOUT:
         return aligned_on_gpu(tensor.contiguous())
-    return aligned_on_gpu(tensor.contiguous(memory_format=MEMORY_FORMATS[layout]))
+    return aligned_on_gpu(tensor.contiguous(memory_format=torch_format(layout, tensor.dim())))
 
 
 def empty(spec: TensorSpec, layout: str, device: torch.device) -> torch.Tensor:
     """An uninitialized tensor of a spec in a memory format."""
-    memory_format = MEMORY_FORMATS.get(layout, torch.contiguous_format) if len(spec.shape) == 4 else None
-    if memory_format is None:
-        return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device)
+    memory_format = torch_format(layout, len(spec.shape))
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device, memory_format=memory_format)
 
 

@@ -64,4 +64,4 @@ def _place(graph: Graph, node: Node) -> str:
     output, producer = node.outputs[0], graph.producer(source)
     if output not in graph.outputs or graph.users(output):
         return ""
-    return "gradients" if producer is not None and producer.op == "conv2d_wgrad" else "end"
+    return "gradients" if producer is not None and producer.op in ("conv2d_wgrad", "conv3d_wgrad") else "end"

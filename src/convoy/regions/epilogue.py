@@ -44,7 +44,7 @@ class LayerChain:
 
 
 def chains(graph: Graph, layer: Node) -> list[LayerChain]:
-    """All valid chains of a `conv2d` or `linear` node: alone, + activation, + addition, + both. The longest is last.
+    """All valid chains of a `conv2d`, `conv3d` or `linear` node: alone, + activation, + addition, + both. The longest is last.
 
     None for a layer whose x is a constant, for a linear layer whose weight or bias the graph computes, and if the graph
     computes only one of weight and bias: no engine packs those.

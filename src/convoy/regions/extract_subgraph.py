@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from convoy.graph.ir import Arg, Graph, Node, Ref, Value
 from convoy.graph.text import print_graph
-from convoy.problem import ANY_LAYOUT, SubgraphProblem
+from convoy.problem import ANY_LAYOUT, SubgraphProblem, volume_layout
 from convoy.regions.epilogue import LayerChain
 from convoy.regions.region import Region
 
@@ -58,10 +58,12 @@ def extract_subgraph(graph: Graph, nodes: Sequence[str], layout: str) -> Extract
 
 
 def subgraph_region(graph: Graph, pattern: str, nodes: tuple[str, ...], layouts: Sequence[str]) -> Region:
-    """A region that keeps its operators: in every memory format, or in none if no 4-D value crosses its border."""
+    """A region that keeps its operators: in every memory format, or in none if no value with one crosses its border."""
     problem, args, constants, results = extract_subgraph(graph, nodes, ANY_LAYOUT)
-    images = any(len(graph.values[name].spec.shape) == 4 for name in (*args, *results))
-    offered = layouts if images else (ANY_LAYOUT,)
+    offered = (ANY_LAYOUT,)
+    if any(map(graph.has_layout, (*args, *results))):
+        volumes = any(len(graph.values[name].spec.shape) == 5 for name in (*args, *results)) and graph.has_volumes
+        offered = tuple(volume_layout(layout) for layout in layouts) if volumes else layouts
     return Region(pattern, nodes, args, constants, results, tuple(problem.with_layout(layout) for layout in offered))
 
 

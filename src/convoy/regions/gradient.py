@@ -16,15 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from convoy.graph.ir import Graph, Node
-from convoy.graph.layers import gradient_problem
-from convoy.problem import Epilogue
+from convoy.graph.ir import VOLUME_GRADIENTS, Graph, Node
+from convoy.graph.layers import gradient3d_problem, gradient_problem
+from convoy.problem import Conv3dProblem, ConvProblem, Epilogue, Problem
+from convoy.regions.conv import problems_of_volumes
 from convoy.regions.region import Region
 
 
 def gradient_regions(graph: Graph, node: Node, layouts: Sequence[str], numerics: str) -> Iterator[Region]:
-    """The regions of a `conv2d_dgrad` or `conv2d_wgrad` node; the last one includes the bias gradient if there is one."""
-    problem = replace(gradient_problem(graph, node), numerics=numerics)
+    """The regions of one of `GRADIENTS`; the last one includes the bias gradient if there is one."""
+    volumes = node.op in VOLUME_GRADIENTS
+    plain = gradient3d_problem(graph, node) if volumes else gradient_problem(graph, node)
+    problem = replace(plain, numerics=numerics)
     constants = tuple(name for name in list(node.refs())[1:] if graph.values[name].kind == "constant")
     alone = Region(
         pattern=problem.direction,
@@ -32,7 +35,7 @@ def gradient_regions(graph: Graph, node: Node, layouts: Sequence[str], numerics:
         args=tuple(name for name in node.refs() if name not in constants),
         constants=constants,
         results=node.outputs,
-        problems=tuple(problem.with_layout(layout) for layout in layouts),
+        problems=_in_layouts(problem, layouts),
     )
     yield alone
     bias = _bias_gradient(graph, node) if problem.direction == "wgrad" else None
@@ -43,14 +46,21 @@ def gradient_regions(graph: Graph, node: Node, layouts: Sequence[str], numerics:
             alone,
             nodes=tuple(other.name for other in graph.nodes if other.name in names),
             results=(*node.outputs, *bias.outputs),
-            problems=tuple(both.with_layout(layout) for layout in layouts),
+            problems=_in_layouts(both, layouts),
         )
+
+
+def _in_layouts(problem: ConvProblem | Conv3dProblem, layouts: Sequence[str]) -> tuple[Problem, ...]:
+    if isinstance(problem, Conv3dProblem):
+        return problems_of_volumes(problem, layouts)
+    return tuple(problem.with_layout(layout) for layout in layouts)
 
 
 def _bias_gradient(graph: Graph, node: Node) -> Node | None:
     """The node that sums the same dy over images and pixels."""
     dy = list(node.refs())[1]
+    sides = (0, *range(2, len(graph.values[dy].spec.shape)))
     for user in graph.users(dy):
-        if user.op == "aten.sum.dim_IntList" and user.args[1:] == ((0, 2, 3),) and not user.kwargs:
+        if user.op == "aten.sum.dim_IntList" and user.args[1:] == (sides,) and not user.kwargs:
             return user
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from convoy.graph.ir import GRADIENTS, LAYERS, Graph
+from convoy.graph.ir import CONVOLUTIONS, GRADIENTS, LAYERS, Graph
 from convoy.problem import WeightMask
 from convoy.regions.banded import banded_regions
 from convoy.regions.block import block_regions
@@ -72,7 +72,7 @@ def propose(
         else:
             found.append(op_region(graph, node, layouts))
         for chain in own:
-            conv = node.op == "conv2d"
+            conv = node.op in CONVOLUTIONS
             found.append(
                 conv_region(graph, chain, layouts, numerics) if conv else linear_region(graph, chain, numerics)
             )

@@ -18,8 +18,8 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from convoy.errors import InputError
-from convoy.graph.ir import GRADIENTS, LAYERS, Graph, Node
-from convoy.graph.layers import conv_problem
+from convoy.graph.ir import CONVOLUTIONS, GRADIENTS, LAYERS, Graph, Node
+from convoy.graph.layers import conv3d_problem, conv_problem
 from convoy.graph.randomness import draws_random
 from convoy.regions.activation import activation_of
 from convoy.regions.extract_subgraph import subgraph_region
@@ -143,9 +143,9 @@ def _flops(nodes: Sequence[Node], graph: Graph) -> int:
     total = 0
     for node in nodes:
         names = list(node.refs())
-        if node.op == "conv2d":
+        if node.op in CONVOLUTIONS:
             with suppress(InputError):  # a convolution that no problem describes
-                total += conv_problem(graph, node).flops
+                total += (conv_problem if node.op == "conv2d" else conv3d_problem)(graph, node).flops
         elif len(names) > 1 and "linear" in node.op:
             total += 2 * graph.values[node.outputs[0]].spec.elements * graph.values[names[1]].spec.shape[-1]
     return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from convoy.problem import ANY_LAYOUT, EngineConfig
+from convoy.problem import ANY_LAYOUT, EngineConfig, image_layout, volume_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class SelectionProblem:
         regions: the proposed regions.
         candidates: the candidates of all regions.
         value_layouts: memory formats that a 4-D value may have, first the one that PyTorch would use; values that are not 4-D
-            are not listed (they have the layout `any`).
+            (and no volumes: 5-D, with `ncdhw` and `ndhwc`) are not listed (they have the layout `any`).
         value_bytes: size of each value.
         convert_us: time to copy a value, by (value, from, to), microseconds; a missing entry means that it is impossible.
         border: memory format in which the caller passes inputs and gets outputs, by value name.
@@ -104,7 +104,10 @@ class SelectionProblem:
         allowed = self.value_layouts.get(value)
         if allowed is None:
             return ANY_LAYOUT
-        return allowed[0] if layout == ANY_LAYOUT else layout
+        if layout == ANY_LAYOUT or layout in allowed:
+            return allowed[0] if layout == ANY_LAYOUT else layout
+        beside = (image_layout(layout), volume_layout(layout))  # a region may have images and volumes at its border
+        return next((one for one in beside if one in allowed), layout)
 
     def border_layout(self, value: str) -> str:
         """Memory format of a value on the caller's side; if `border` has none, the one that PyTorch would use."""

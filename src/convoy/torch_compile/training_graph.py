@@ -34,6 +34,7 @@ from convoy.pipeline.plan_target import device_of, target_for
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.plan import Plan
+from convoy.problem import image_layout
 from convoy.program import CudaGraphProgram
 from convoy.program.recording import first_line
 from convoy.program.runnable_program import Runnable, eager_of
@@ -231,10 +232,10 @@ def _net(
 ) -> Net:
     """The captured graph; its results have the memory format that they were traced with."""
     border = input_formats(captured, args)
-    first = next(iter(border.values()), "nchw")
+    first = image_layout(next(iter(border.values()), "nchw"))
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     made = [node.meta["val"] for node in output.args[0] if isinstance(node, fx.Node)]
     for value, tensor in zip(captured.graph.outputs, made, strict=True):
-        if tensor.dim() == 4:
+        if captured.graph.has_layout(value):
             border[value] = memory_format(tensor)
     return make_net(name, captured, border, first, settings, target)

@@ -38,7 +38,7 @@ from convoy.pipeline.selection_input import distinct_problems
 from convoy.pipeline.summarize import summarize
 from convoy.pipeline.tune_in_time import tune_in_time
 from convoy.plan import Plan
-from convoy.problem import subgraph_texts
+from convoy.problem import image_layout, subgraph_texts
 from convoy.program import Program, build_program
 from convoy.program.calls import CallExample
 from convoy.program.runnable_program import eager_of
@@ -114,10 +114,10 @@ class TrainingJob:
         parameters, buffers = self.tensors.parameters, self.tensors.buffers
         returned = [*(parameters[n] for n in capture.learned), *(buffers[n] for n in capture.updated)]
         for value, tensor in zip(graph.outputs[1:], returned, strict=True):
-            if tensor.dim() == 4:
+            if graph.has_layout(value):
                 border[value] = memory_format(tensor)
         images = graph.inputs[len(capture.parameters) + len(capture.buffers) :]
-        first = next((border[value] for value in images if value in border), "nchw")
+        first = image_layout(next((border[value] for value in images if value in border), "nchw"))
         sent = [one.args for one in self._collectives()] if replayed is None else cast_groups(replayed.steps)
         net = make_net(name, capture.captured, border, first, self.settings, self.target, sent)
         return dataclasses.replace(net, batch_input=images[0])

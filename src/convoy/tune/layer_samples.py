@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from convoy.errors import InputError
-from convoy.problem import ConvProblem, LinearProblem, Problem, is_subgraph_key, parse_problem
+from convoy.problem import ConvProblem, LayerProblem, Problem, is_subgraph_key, parse_problem
 from convoy.tune.fitted_roofline import Roofline
 from convoy.tune.problem_distance import LAYERS, LayerCoordinates, LayerKind, coordinates_of, kind_of, sizes_key
 
@@ -26,7 +26,7 @@ class LayerSample:
     problem: str
     traits: LayerCoordinates
     log_ratio: float
-    layer: ConvProblem | LinearProblem
+    layer: LayerProblem
     median_us: float
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from convoy.perfdb.row import Measurement
-from convoy.problem import ConvProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.problem import ConvolutionProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.target import Target
 
 PRECISION_SETTINGS: Final = ("cudnn_tf32", "fp32_matmul", "fp32_precision")
@@ -19,7 +19,7 @@ _PRODUCTS: Final = ("mm.", "mm_", "addmm", "baddbmm", "conv", "linear", "matmul"
 
 def depends_on_precision(problem: Problem) -> bool:
     """Whether PyTorch's precision settings may change a problem's time: they decide how fp32 products are rounded."""
-    if isinstance(problem, ConvProblem):
+    if isinstance(problem, ConvolutionProblem):
         return problem.numerics == "as_torch" and problem.x_dtype == "fp32"
     if isinstance(problem, LinearProblem):
         return problem.numerics == "as_torch" and problem.dtype == "fp32"

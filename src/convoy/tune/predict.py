@@ -18,9 +18,8 @@ from typing import Final
 from convoy.engines.manifest import BASELINE
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import (
-    ConvProblem,
     EngineConfig,
-    LinearProblem,
+    LayerProblem,
     Problem,
     SubgraphProblem,
 )
@@ -190,9 +189,7 @@ class TimePredictor:
         times = blend_with_criteria(times, judged, regrets) if regrets and judged else times
         return {config: at_least(time_us, floor_us) for config, time_us in times.items()}
 
-    def _layer(
-        self, problem: ConvProblem | LinearProblem, space: Mapping[str, Sequence[EngineConfig]]
-    ) -> dict[EngineConfig, float]:
+    def _layer(self, problem: LayerProblem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
         kind = kind_of(problem)
         known = self.seen.get(kind, {}) if kind is not None else {}
         traits, reference = coordinates_of(problem), self.roofline.time_us(problem)

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from convoy.problem import ConvProblem, LinearProblem, Problem
+from convoy.problem import Conv3dProblem, ConvolutionProblem, ConvProblem, LayerProblem, LinearProblem, Problem
 
-LAYERS: Final = (ConvProblem, LinearProblem)
+LAYERS: Final = (ConvProblem, Conv3dProblem, LinearProblem)
 """Problems whose time is determined by their operations."""
 
 FILTER_PENALTY: Final = 1.0
@@ -27,6 +27,9 @@ def kind_of(problem: Problem) -> LayerKind | None:
     """What two problems must have in common to be neighbours; None for problems without neighbours."""
     if isinstance(problem, LinearProblem):
         return ("linear", problem.numerics)
+    if isinstance(problem, Conv3dProblem):
+        grouping = "dense" if problem.groups == 1 else "depthwise" if problem.groups == problem.c else "grouped"
+        return ("conv3d", problem.direction, grouping, problem.layout, *(("fresh",) if problem.dynamic_weight else ()))
     if not isinstance(problem, ConvProblem):
         return None
     p = problem
@@ -56,13 +59,16 @@ class LayerCoordinates:
     pooled: bool = False
 
 
-def coordinates_of(problem: ConvProblem | LinearProblem) -> LayerCoordinates:
+def coordinates_of(problem: LayerProblem) -> LayerCoordinates:
     """A layer's coordinates."""
     p = problem
     arithmetic = (dtype_class(p.x_spec.dtype), p.numerics)
     epilogue = (p.epilogue.activation != "none", p.epilogue.residual)
     if isinstance(p, LinearProblem):
         return LayerCoordinates(_logarithms(p.n, p.k, p.c), (), arithmetic, epilogue)
+    if isinstance(p, Conv3dProblem):
+        sizes = _logarithms(p.pixels, p.k, p.c // p.groups * p.taps)
+        return LayerCoordinates(sizes, (p.window, p.stride, p.dilation), arithmetic, epilogue)
     sizes = _logarithms(p.n * p.p * p.q, p.k, p.c // p.groups * p.r * p.s)
     filters = (p.r, p.s, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w)
     return LayerCoordinates(sizes, filters, arithmetic, epilogue, p.epilogue.pool is not None)
@@ -86,6 +92,6 @@ def distance(a: LayerCoordinates, b: LayerCoordinates) -> float:
 
 def sizes_key(problem: Problem) -> str:
     """A text that is equal for problems that differ only in memory format and epilogue."""
-    if isinstance(problem, ConvProblem):
+    if isinstance(problem, ConvolutionProblem):
         return ":".join(problem.key.split(":")[:7])
     return ":".join(problem.key.split(":")[:2])

@@ -10,7 +10,15 @@ from convoy.deadline import Deadline
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request, Runner
 from convoy.perfdb.row import Measurement
-from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, subgraph_texts
+from convoy.problem import (
+    Conv3dProblem,
+    ConvProblem,
+    LayoutProblem,
+    LinearProblem,
+    Problem,
+    SubgraphProblem,
+    subgraph_texts,
+)
 from convoy.settings import Effort, Settings
 from convoy.target import Target
 from convoy.tune.prior_rows import RowStore, SearchProgress, reusable_rows
@@ -182,6 +190,9 @@ def describe_problem(problem: Problem) -> str:
     if isinstance(problem, ConvProblem):
         sizes = f"{problem.c}x{problem.h}x{problem.w} to {problem.k}, {problem.r}x{problem.s}"
         return f"conv {sizes}, {problem.layout}, {problem.epilogue}"
+    if isinstance(problem, Conv3dProblem):
+        size, window = ("x".join(map(str, sides)) for sides in (problem.size, problem.window))
+        return f"conv3d {problem.c}x{size} to {problem.k}, {window}, {problem.layout}, {problem.epilogue}"
     if isinstance(problem, LinearProblem):
         return f"linear {problem.c} to {problem.k}, {problem.epilogue}"
     assert isinstance(problem, LayoutProblem)

@@ -11,7 +11,8 @@ from convoy.engines.base import Buffers
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import judge, make_data, oracle
-from convoy.measurement.data import Data, with_zeros
+from convoy.measurement.data import Data
+from convoy.measurement.data_with_zeros import with_zeros
 from convoy.measurement.device.detect import detect_target
 from convoy.plan.plan import Step
 from convoy.problem import ConvProblem, Epilogue, Pool, TensorSpec

@@ -2,7 +2,16 @@
 
 from dataclasses import replace
 
-from convoy.problem import ConvProblem, Epilogue, LayoutProblem, LinearProblem, Pool, SubgraphProblem, TensorSpec
+from convoy.problem import (
+    Conv3dProblem,
+    ConvProblem,
+    Epilogue,
+    LayoutProblem,
+    LinearProblem,
+    Pool,
+    SubgraphProblem,
+    TensorSpec,
+)
 
 BIAS_RELU = Epilogue(bias=True, activation="relu")
 
@@ -36,6 +45,18 @@ SHAPES = {
     "empty batch": ConvProblem(0, 4, 6, 5, 8, 3, 3, 1, 1),
     "empty batch, 1x1": ConvProblem(0, 4, 6, 5, 8, 1, 1),
     "large enough for tiles": ConvProblem(1, 3, 70, 41, 4, 3, 3, 1, 1),
+}
+
+VOLUMES = {
+    "3x3x3 padded": Conv3dProblem(2, 4, (4, 5, 6), 6, (3, 3, 3), (1, 1, 1)),
+    "uneven, strided, dilated, grouped": Conv3dProblem(
+        1, 4, (7, 6, 9), 6, (2, 3, 1), (1, 2, 0), (2, 1, 3), (2, 1, 3), 2
+    ),
+    "depthwise": Conv3dProblem(1, 4, (3, 4, 5), 4, (3, 3, 3), (1, 1, 1), groups=4),
+    "one value, one channel": Conv3dProblem(1, 1, (1, 1, 1), 1, (1, 1, 1)),
+    "1x1x1": Conv3dProblem(2, 8, (2, 3, 4), 4, (1, 1, 1)),
+    "filter fills the volume": Conv3dProblem(1, 3, (2, 3, 3), 5, (2, 3, 3)),
+    "empty batch": Conv3dProblem(0, 4, (3, 4, 5), 6, (3, 3, 3), (1, 1, 1)),
 }
 
 EPILOGUES = [
@@ -106,6 +127,18 @@ def variants(problem):
                 yield replace(laid, epilogue=epilogue)
             yield replace(laid, direction="dgrad")
             yield replace(laid, direction="wgrad")
+            yield replace(laid, direction="wgrad", epilogue=Epilogue(bias=True))
+
+
+def volume_variants(problem):
+    """A shape of `VOLUMES` in every direction, dtype and layout, with some epilogues."""
+    for dtype in DTYPES:
+        numerics = "half" if dtype in ("fp16", "bf16") else "strict"
+        for layout in ("ncdhw", "ndhwc"):
+            laid = replace(problem, dtype=dtype, numerics=numerics, layout=layout)
+            for epilogue in EPILOGUES[:4] + EPILOGUES[5:6] if dtype == "fp32" else EPILOGUES[:1] + EPILOGUES[3:4]:
+                yield replace(laid, epilogue=epilogue)
+            yield replace(laid, direction="dgrad")
             yield replace(laid, direction="wgrad", epilogue=Epilogue(bias=True))
 
 

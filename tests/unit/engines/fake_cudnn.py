@@ -195,11 +195,13 @@ def _value(tensor, found, uids, shape):
             "conv_wgrad": lambda: first.shape[1] // shape[1],
         }[tensor.operation]()
     if tensor.operation == "conv_fprop":
-        return F.conv2d(first, rest[0], None, *plain, groups)
+        return (F.conv2d if first.dim() == 4 else F.conv3d)(first, rest[0], None, *plain, groups)
     if tensor.operation == "conv_dgrad":
-        return torch.nn.grad.conv2d_input(shape, rest[0], first, *plain, groups)
+        of_input = torch.nn.grad.conv2d_input if first.dim() == 4 else torch.nn.grad.conv3d_input
+        return of_input(shape, rest[0], first, *plain, groups)
     if tensor.operation == "conv_wgrad":
-        return torch.nn.grad.conv2d_weight(first, shape, rest[0], *plain, groups)
+        of_weight = torch.nn.grad.conv2d_weight if first.dim() == 4 else torch.nn.grad.conv3d_weight
+        return of_weight(first, shape, rest[0], *plain, groups)
     if tensor.operation in ("add", "bias"):
         return first + rest[0]
     if tensor.operation == "relu":

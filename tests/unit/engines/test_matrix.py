@@ -14,7 +14,19 @@ from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs
 from convoy.support import Support
 from convoy.target import Target
-from tests.unit.engines.conv_cases import BIAS_RELU, LINEAR, ODD, OTHERS, POOLED, SHAPES, of_dtype, pooled, variants
+from tests.unit.engines.conv_cases import (
+    BIAS_RELU,
+    LINEAR,
+    ODD,
+    OTHERS,
+    POOLED,
+    SHAPES,
+    VOLUMES,
+    of_dtype,
+    pooled,
+    variants,
+    volume_variants,
+)
 from tests.unit.engines.planted_faults import FAULTS, AccumulatesInHalf, Right
 
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20, (("torch", "2.13.0"),))
@@ -74,6 +86,7 @@ def pairs(groups):
 
 CONVOLUTIONS = {name: list(variants(shape)) for name, shape in SHAPES.items()}
 POOLINGS = {name: list(pooled(shape)) for name, shape in POOLED.items()}
+THREE_DIMENSIONAL = {name: list(volume_variants(shape)) for name, shape in VOLUMES.items()}
 REST = {"rest": [problem for problem in (*LINEAR, *OTHERS, *ODD[:-2]) if not getattr(problem, "weight_mask", "")]}
 CANCELLING = {
     shape: [of_dtype(SHAPES[shape], "fp32"), of_dtype(SHAPES[shape], "fp16").with_layout("nhwc")]
@@ -96,6 +109,12 @@ def test_yes_is_kept_on_convolutions(engine, shape):
 @pytest.mark.parametrize(("engine", "shape"), pairs(POOLINGS))
 def test_yes_is_kept_on_poolings(engine, shape):
     faults = faults_in(engine, POOLINGS[shape])
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(("engine", "shape"), pairs(THREE_DIMENSIONAL))
+def test_yes_is_kept_on_volumes(engine, shape):
+    faults = faults_in(engine, THREE_DIMENSIONAL[shape])
     assert not faults, "\n".join(faults)
 
 
@@ -123,6 +142,7 @@ def test_every_engine_for_a_cpu_is_tried():
 @pytest.mark.parametrize("engine", engines())
 def test_support_is_a_value_with_a_reason(engine, target):
     plain = [p for shape in SHAPES.values() for p in variants(shape) if p.epilogue in (Epilogue(), BIAS_RELU)]
+    plain += [p for found in THREE_DIMENSIONAL.values() for p in found]
     for problem in plain + LINEAR + OTHERS + ODD + [p for found in POOLINGS.values() for p in found]:
         support = engine.supports(problem, target)
         assert isinstance(support, Support)
@@ -144,6 +164,7 @@ def test_the_baseline_does_every_problem_of_the_list():
     baseline = load_engine("aten")
     problems = [p for shape in SHAPES.values() for p in variants(shape)] + LINEAR + OTHERS
     problems += [p for shape in POOLED.values() for p in pooled(shape)]
+    problems += [p for found in THREE_DIMENSIONAL.values() for p in found]
     assert [p for p in problems if not baseline.supports(p, CPU)] == []
 
 

@@ -97,7 +97,7 @@ BREACHES: list[tuple[str, str, Graph]] = [
     ("operators", "relu", changed("aten.relu.default", "aten.relu")),
     ("operators", "relu", changed("aten.relu.default", "aten.relu_.default")),
     ("operators", "relu", changed("aten.relu.default", "aten.relu.out")),
-    ("operators", "relu", changed("aten.relu.default", "conv3d")),
+    ("operators", "relu", changed("aten.relu.default", "conv4d")),
     ("alive", "spare", changed("constant %bias", "constant %spare: fp32[4]\nconstant %bias")),
     ("alive", "half", changed("return %fc, %half", "return %fc")),
     ("alive", "index", changed("%most: fp32[2], _", "%most: fp32[2], %index: i64[2]")),

@@ -22,7 +22,8 @@ from convoy.engines.activation_sparsity import (
 )
 from convoy.graph.text import parse_graph
 from convoy.measurement.count_zeros import image_shares, layer_zeros, zero_shares
-from convoy.measurement.data import make_data, with_zeros
+from convoy.measurement.data import make_data
+from convoy.measurement.data_with_zeros import with_zeros
 from convoy.measurement.reference_data import ReferenceData
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Knobs, LinearProblem

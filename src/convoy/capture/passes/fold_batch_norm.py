@@ -8,8 +8,9 @@ import torch
 
 from convoy.capture.draft import Draft, renamed
 from convoy.engines.torch_operators import DTYPES
-from convoy.graph.ir import Arg, Node, Ref
+from convoy.graph.ir import CONVOLUTIONS, Arg, Node, Ref
 
+_LAYERS = (*CONVOLUTIONS, "linear")
 _FORMS = {
     "aten.batch_norm.default": ("input", "weight", "bias", "mean", "var", "training", "momentum", "eps", "cudnn"),
     "aten._native_batch_norm_legit_no_training.default": ("input", "weight", "bias", "mean", "var", "momentum", "eps"),
@@ -38,7 +39,7 @@ def fold_batch_norm(draft: Draft) -> None:
     once to the layer's dtype. Where that overflows (fp16), the batch norm stays.
     """
     counts = draft.read_counts()
-    layers = {node.outputs[0]: index for index, node in enumerate(draft.nodes) if node.op in ("conv2d", "linear")}
+    layers = {node.outputs[0]: index for index, node in enumerate(draft.nodes) if node.op in _LAYERS}
     names: dict[str, str] = {}
     for index, node in enumerate(draft.nodes):
         norm = _batch_norm(draft, renamed(node, names))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
 
 from convoy.capture.draft import Draft, renamed
-from convoy.graph.ir import Node, Ref
+from convoy.graph.ir import CONVOLUTIONS, Node, Ref
+
+_LAYERS = (*CONVOLUTIONS, "linear")
 
 
 def fold_scale(draft: Draft) -> None:
@@ -20,10 +23,11 @@ def fold_scale(draft: Draft) -> None:
     Products are computed in float64 and rounded once. Where one overflows (fp16), the scale stays.
     """
     counts = draft.read_counts()
-    layers = {node.outputs[0]: index for index, node in enumerate(draft.nodes) if node.op in ("conv2d", "linear")}
+    layers = {node.outputs[0]: index for index, node in enumerate(draft.nodes) if node.op in _LAYERS}
+    volumes = {node.outputs[0] for node in draft.nodes if node.op == "conv3d"}
     names: dict[str, str] = {}
     for index, node in enumerate(draft.nodes):
-        found = _scaling(draft, renamed(node, names))
+        found = _scaling(draft, renamed(node, names), volumes)
         if found is None or found[0] not in layers or counts[found[0]] != 1:
             continue
         value, scale = found
@@ -38,15 +42,18 @@ def fold_scale(draft: Draft) -> None:
     draft.nodes = [node for node in draft.nodes if any(node.outputs)]
 
 
-def _scaling(draft: Draft, node: Node) -> tuple[str, torch.Tensor] | None:
-    """The value that a node multiplies with a constant for each channel, and that constant in float64: [k]."""
+def _scaling(draft: Draft, node: Node, volumes: Collection[str]) -> tuple[str, torch.Tensor] | None:
+    """The value that a node multiplies with a constant for each channel, and that constant in float64: [k].
+
+    `volumes`: results of three-dimensional convolutions; of other 5-D values the channels are the last side.
+    """
     if node.op != "aten.mul.Tensor" or node.kwargs or len(node.args) != 2:
         return None
     for value, scale in (node.args, node.args[::-1]):
         if isinstance(value, Ref) and isinstance(scale, Ref) and scale.name in draft.constants:
             spec, tensor = draft.specs[value.name], draft.constants[scale.name]
             rank = len(spec.shape)
-            channel = 1 if rank == 4 else rank - 1
+            channel = 1 if rank == 4 or value.name in volumes else rank - 1
             wide = (1,) * (rank - tensor.dim()) + tuple(tensor.shape)
             wanted = tuple(size if axis == channel else 1 for axis, size in enumerate(spec.shape))
             if wide == wanted and draft.specs[node.outputs[0]] == spec and draft.specs[scale.name].dtype == spec.dtype:

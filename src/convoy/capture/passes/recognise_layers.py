@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 from convoy.capture.draft import Draft
@@ -24,14 +25,15 @@ def recognise_layers(draft: Draft) -> None:
     -->
     after:  %y = linear(%x, %w, %b)                    constant %w: fp32[k,c]
 
-    The leading dimensions of a linear layer's x are rows. Transposed, 1-D and 3-D convolutions stay, as do linear layers of 4-D
-    values (which would have a memory format), mixed dtypes, and sizes that `ConvProblem` refuses. An image without a batch gets
-    one for the convolution.
+    The leading dimensions of a linear layer's x are rows. Transposed, 1-D and 3-D convolutions stay, as do mixed dtypes, sizes
+    that `ConvProblem` refuses, and linear layers of 4-D values (and of 5-D ones beside volumes): those would have a memory
+    format. An image without a batch gets one for the convolution.
     """
     nodes = draft.nodes
     draft.nodes = []
+    ranks = (0, 1, 4, 5) if any(node.op.startswith("conv3d") for node in nodes) else (0, 1, 4)
     for node in nodes:
-        draft.nodes += _convolution(draft, node) or _linear(draft, node) or [node]
+        draft.nodes += _convolution(draft, node) or _linear(draft, node, ranks) or [node]
 
 
 def _arguments(node: Node, names: tuple[str, ...], defaults: tuple[Arg, ...]) -> list[Arg]:
@@ -126,7 +128,8 @@ def _fits(draft: Draft, node: Node, args: tuple[Arg, ...]) -> bool:
     return problem.weight_spec == weight_spec and problem.y_spec == draft.specs[node.outputs[0]]
 
 
-def _linear(draft: Draft, node: Node) -> list[Node]:
+def _linear(draft: Draft, node: Node, refused: Collection[int]) -> list[Node]:
+    """`refused`: ranks of values without rows, or with a memory format."""
     if node.op == "aten.linear.default":
         x, weight, bias = _arguments(node, ("input", "weight", "bias"), (None, None, None))
     elif node.op == "aten.addmm.default" and not node.kwargs:
@@ -138,7 +141,7 @@ def _linear(draft: Draft, node: Node) -> list[Node]:
     if not isinstance(x, Ref) or not isinstance(weight, Ref) or weight.name not in draft.constants:
         return []
     sides = draft.specs[x.name].shape
-    if len(sides) in (0, 1, 4) or not _one_dtype(draft, x, weight, bias):
+    if len(sides) in refused or not _one_dtype(draft, x, weight, bias):
         return []
     if node.op != "aten.linear.default":
         weight = Ref(draft.add_constant(f"{weight.name}.transposed", draft.constants[weight.name].t()))

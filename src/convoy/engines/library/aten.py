@@ -6,7 +6,7 @@ that overwrite the convolution's new result, as `nn.ReLU(inplace=True)` and `out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,17 +16,25 @@ from convoy.engines.base import DETERMINISTIC, Buffers, Engine, Executable, Knob
 from convoy.engines.interpret import compile_graph
 from convoy.engines.known_defects import defect_of
 from convoy.engines.product_precision import products
-from convoy.engines.subgraph import MEMORY_FORMATS, SubgraphResults, parse_subgraph, torch_support
-from convoy.engines.support_checks import effective_dilation, plain_convolution
+from convoy.engines.subgraph import MEMORY_FORMATS, SubgraphResults, parse_subgraph, torch_format, torch_support
+from convoy.engines.support_checks import plain_convolution, torch_sizes, volume_convolution
 from convoy.engines.torch_flags import convolutions, without_onednn
-from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.problem import (
+    Conv3dProblem,
+    ConvolutionProblem,
+    ConvProblem,
+    LayoutProblem,
+    LinearProblem,
+    Problem,
+    SubgraphProblem,
+)
 from convoy.regions.whole import LEAST_LAYERS, layers_of
 from convoy.support import Support
 from convoy.target import Target
 
 
 class _AtenConvolution(Executable):
-    """torch.conv2d and the epilogue. ATen's convolution cannot write to a given tensor.
+    """torch.conv2d or conv3d, and the epilogue. ATen's convolution cannot write to a given tensor.
 
     (The overload `aten.convolution.out` makes a new tensor and copies it.) Where oneDNN has a known defect, ATen's own
     convolution is used.
@@ -34,17 +42,15 @@ class _AtenConvolution(Executable):
 
     allocates_results = True
 
-    def __init__(self, problem: ConvProblem, target: Target, *, deterministic: bool) -> None:
+    def __init__(self, problem: ConvolutionProblem, target: Target, *, deterministic: bool) -> None:
         self._problem, self._held = problem, deterministic
         self._device = torch.device(target.device)
         self._memory_format = MEMORY_FORMATS[problem.layout]
-        self._sizes = (
-            (problem.stride_h, problem.stride_w),
-            (problem.pad_h, problem.pad_w),
-            effective_dilation(problem),
-            problem.groups,
-        )
-        self._avoids_onednn = self._device.type == "cpu" and defect_of(problem, target) is not None
+        self._sizes = torch_sizes(problem)
+        volumes = isinstance(problem, Conv3dProblem)
+        self._convolve: Callable[..., torch.Tensor] = torch.conv3d if volumes else torch.conv2d
+        on_cpu = self._device.type == "cpu"  # no defect of three-dimensional convolutions is known
+        self._avoids_onednn = on_cpu and isinstance(problem, ConvProblem) and defect_of(problem, target) is not None
         self.deterministic = deterministic or not _unsteady(problem, target)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
@@ -65,7 +71,7 @@ class _AtenConvolution(Executable):
     def _forward(self, buffers: Buffers) -> torch.Tensor:
         epilogue = self._problem.epilogue
         bias = buffers.constants[1] if epilogue.bias else None
-        y = torch.conv2d(buffers.args[0], buffers.constants[0], bias, *self._sizes)
+        y = self._convolve(buffers.args[0], buffers.constants[0], bias, *self._sizes)
         finish(y, None, buffers.args[1] if epilogue.residual else None, epilogue.activation)
         return pool2d(y, epilogue.pool).contiguous(memory_format=self._memory_format)
 
@@ -83,7 +89,7 @@ class _AtenConvolution(Executable):
             weight = dy.new_empty(1).expand(problem.weight_spec.shape)
             wanted = [False, True, problem.epilogue.bias]
         made = torch.ops.aten.convolution_backward.default(
-            dy, x, weight, [problem.k], stride, padding, dilation, False, [0, 0], groups, wanted
+            dy, x, weight, [problem.k], stride, padding, dilation, False, [0] * len(stride), groups, wanted
         )
         images = [t.contiguous(memory_format=self._memory_format) for t in made[:2] if t is not None]
         return [*images, *made[2:]] if wanted[2] else images
@@ -97,7 +103,7 @@ def _unsteady(problem: Problem, target: Target) -> str:
     """
     if isinstance(problem, SubgraphProblem):
         return nondeterminism.describe(nondeterminism.in_aten(parse_subgraph(problem.text), target.device))
-    if target.device == "cuda" and isinstance(problem, ConvProblem) and problem.direction != "fprop":
+    if target.device == "cuda" and isinstance(problem, ConvolutionProblem) and problem.direction != "fprop":
         return f"{problem.direction} by cuDNN may give different bits from run to run"
     return ""
 
@@ -156,12 +162,13 @@ class _AtenNet(_AtenSubgraph):
     def __init__(self, problem: SubgraphProblem, target: Target) -> None:
         super().__init__(problem, target)
         self._device = torch.device(target.device)
-        self._memory_format = MEMORY_FORMATS.get(problem.layout, torch.contiguous_format)
+        self._layout = problem.layout
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """4-D constants in the memory format in which ATen's convolutions read them."""
+        """Constants in the memory format in which ATen's convolutions read them."""
+        held = [t.detach() for t in constants]
         return tuple(
-            t.detach().contiguous(memory_format=self._memory_format) if t.dim() == 4 else t.detach() for t in constants
+            t.contiguous(memory_format=torch_format(self._layout, t.dim())) if t.dim() in (4, 5) else t for t in held
         )
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
@@ -204,6 +211,8 @@ class Aten(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Everything on ordinary tensors of one dtype."""
         del target
+        if isinstance(problem, Conv3dProblem):
+            return volume_convolution(problem, ("fprop", "dgrad", "wgrad"))
         if isinstance(problem, ConvProblem):
             return plain_convolution(problem, ("fprop", "dgrad", "wgrad"), pools=True)
         if isinstance(problem, SubgraphProblem):
@@ -227,7 +236,7 @@ class Aten(Engine):
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Nothing is compiled."""
-        if isinstance(problem, ConvProblem):
+        if isinstance(problem, ConvolutionProblem):
             return _AtenConvolution(problem, target, deterministic=bool(knobs.get(DETERMINISTIC)))
         if isinstance(problem, LinearProblem):
             return _AtenLinear(problem, target)

@@ -18,7 +18,7 @@ import torch
 from convoy.engines import nondeterminism
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.interpret import compile_graph
-from convoy.engines.subgraph import MEMORY_FORMATS, SubgraphResults, parse_subgraph, torch_support
+from convoy.engines.subgraph import SubgraphResults, parse_subgraph, torch_format, torch_support
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CompileError
 from convoy.graph.ir import LAYERS, Graph, Node
@@ -164,7 +164,7 @@ def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
     graph = parse_subgraph(problem.text)
     run = compile_graph(graph)
     inputs = len(graph.inputs)
-    layouts = [_memory_format(graph.values[name].spec, problem.layout) for name in graph.outputs]
+    layouts = [torch_format(problem.layout, len(graph.values[name].spec.shape)) for name in graph.outputs]
 
     def piece(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         made = run(tensors[:inputs], tensors[inputs:])
@@ -203,13 +203,10 @@ def keep_triton_cache() -> None:
     os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)
 
 
-def _memory_format(spec: TensorSpec, layout: str) -> torch.memory_format:
-    return MEMORY_FORMATS.get(layout, torch.contiguous_format) if len(spec.shape) == 4 else torch.contiguous_format
-
-
 def example(spec: TensorSpec, layout: str, device: str) -> torch.Tensor:
     """A tensor to trace with."""
-    return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device, memory_format=_memory_format(spec, layout))
+    memory_format = torch_format(layout, len(spec.shape))
+    return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device, memory_format=memory_format)
 
 
 ENGINE = InductorEngine()

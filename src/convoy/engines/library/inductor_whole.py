@@ -16,11 +16,11 @@ from convoy.engines import nondeterminism
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.interpret import compile_graph
 from convoy.engines.library.inductor import COMMON_OPTIONS, COMPILING, compiler_here, example, keep_triton_cache
-from convoy.engines.subgraph import MEMORY_FORMATS, SubgraphResults, parse_subgraph, torch_support
+from convoy.engines.subgraph import SubgraphResults, parse_subgraph, torch_format, torch_support
 from convoy.engines.torch_flags import convolutions
 from convoy.errors import CompileError
 from convoy.graph.ir import Graph
-from convoy.problem import Problem, SubgraphProblem
+from convoy.problem import VOLUME_LAYOUTS, Problem, SubgraphProblem
 from convoy.regions.whole import LEAST_LAYERS, PATTERN, layers_of, why_not_plain
 from convoy.settings import Effort, Settings
 from convoy.support import Support
@@ -65,7 +65,9 @@ class _Compiled(Executable):
         """Convolutions' weights in channels_last; the other constants as they are."""
         specs = [value.spec for value in parse_subgraph(self._problem.text).constants()]
         return tuple(
-            tensor.detach().contiguous(memory_format=torch.channels_last) if len(spec.shape) == 4 else tensor.detach()
+            tensor.detach().contiguous(memory_format=torch_format("ndhwc", len(spec.shape)))
+            if len(spec.shape) == 4 or (len(spec.shape) == 5 and self._problem.layout in VOLUME_LAYOUTS)
+            else tensor.detach()
             for tensor, spec in zip(constants, specs, strict=True)
         )
 
@@ -198,12 +200,7 @@ def _compile(
     graph = parse_subgraph(problem.text)
     run = compile_graph(graph)
     inputs = len(graph.inputs)
-    layouts = [
-        MEMORY_FORMATS.get(problem.layout, torch.contiguous_format)
-        if len(graph.values[name].spec.shape) == 4
-        else torch.contiguous_format
-        for name in graph.outputs
-    ]
+    layouts = [torch_format(problem.layout, len(graph.values[name].spec.shape)) for name in graph.outputs]
 
     def net(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         made = run(tensors[:inputs], tensors[inputs:])
@@ -211,7 +208,8 @@ def _compile(
 
     args = [example(graph.values[name].spec, problem.layout, target.device) for name in graph.inputs]
     if constants is None:
-        weights = [example(value.spec, "nhwc", target.device) for value in graph.constants()]
+        weights_in = "ndhwc" if problem.layout in VOLUME_LAYOUTS else "nhwc"
+        weights = [example(value.spec, weights_in, target.device) for value in graph.constants()]
     else:
         weights = list(constants)
     own = {"cpp.threads": target.units, "freezing": True} if target.device == "cpu" else {"compile_threads": 1}

@@ -11,6 +11,7 @@ computes in channels_last whatever it is given, so in nchw the result is copied;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -20,9 +21,9 @@ from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.known_defects import defect_of
 from convoy.engines.product_precision import products
 from convoy.engines.subgraph import MEMORY_FORMATS
-from convoy.engines.support_checks import effective_dilation, plain_convolution
+from convoy.engines.support_checks import torch_convolution, torch_sizes
 from convoy.engines.torch_flags import convolutions
-from convoy.problem import ConvProblem, LinearProblem, Problem
+from convoy.problem import ConvolutionProblem, ConvProblem, LayerProblem, LinearProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
 
@@ -68,17 +69,13 @@ class _OnednnConvolution(_Fused):
     describes the residual wrongly ("could not create a memory"), so the residual is added by an ATen call.
     """
 
-    def __init__(self, problem: ConvProblem, weight: str) -> None:
+    def __init__(self, problem: ConvolutionProblem, weight: str) -> None:
         self._problem, self._weight = problem, weight
         self._memory_format = MEMORY_FORMATS[problem.layout]
-        self._sizes = (
-            [problem.pad_h, problem.pad_w],
-            [problem.stride_h, problem.stride_w],
-            list(effective_dilation(problem)),
-            problem.groups,
-        )
+        stride, pad, dilation, groups = torch_sizes(problem)
+        self._sizes = (list(pad), list(stride), list(dilation), groups)
         activation = problem.epilogue.activation
-        self._sums = problem.epilogue.residual and problem.k > 1 and problem.p * problem.q > 1
+        self._sums = problem.epilogue.residual and problem.k > 1 and prod(problem.conv_spec.shape[2:]) > 1
         fuses = problem.x_dtype == "fp32" and activation in _AFTER_SUM
         self._fused: str | None = activation if fuses and activation != "none" else None
         self._following = "none" if fuses else activation
@@ -173,24 +170,24 @@ class Onednn(Engine):
             return Support.no(f"runs on CPUs, got {target.device}")
         if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
             return Support.no("needs a PyTorch with oneDNN built in and torch.backends.mkldnn.enabled")
-        if not isinstance(problem, (ConvProblem, LinearProblem)):
+        if not isinstance(problem, LayerProblem):
             return Support.no(f"computes convolutions and linear layers, got {type(problem).__name__}")
         if problem.n == 0:
             return Support.no("needs a batch of at least 1, got 0")
-        if isinstance(problem, ConvProblem):
-            support = plain_convolution(problem)
+        if isinstance(problem, ConvolutionProblem):
+            support = torch_convolution(problem)
             if not support:
                 return support
-            if defect := defect_of(problem, target):
+            if isinstance(problem, ConvProblem) and (defect := defect_of(problem, target)):
                 return Support.no(f"known defect {defect.name}: {defect.words}")
         return _has_dtype(problem.x_spec.dtype)
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """How the weight lies, the likely best first."""
         del target
-        if isinstance(problem, ConvProblem):
+        if isinstance(problem, ConvolutionProblem):
             # In channels_last a packed weight was never slower than a plain one, in any layer of six nets.
-            choices = ["packed", "plain"] if problem.layout == "nchw" else ["packed"]
+            choices = ["packed", "plain"] if problem.layout in ("nchw", "ncdhw") else ["packed"]
         else:
             choices = ["packed", "plain"]
             if (
@@ -205,7 +202,7 @@ class Onednn(Engine):
         """Nothing is compiled here; oneDNN generates its code in the first launch and keeps it."""
         del target
         weight = str(knobs["weight"])
-        if isinstance(problem, ConvProblem):
+        if isinstance(problem, ConvolutionProblem):
             return _OnednnConvolution(problem, weight)
         assert isinstance(problem, LinearProblem)
         return _MklLinear(problem) if weight == "mkl" else _OnednnLinear(problem, weight)

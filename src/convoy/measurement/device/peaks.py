@@ -25,7 +25,7 @@ from convoy.measurement.device.shortest_run import (
     shortest_run,
 )
 from convoy.measurement.protocol import MAX_COPIES
-from convoy.problem import ConvProblem, LinearProblem, Problem
+from convoy.problem import ConvProblem, LayerProblem, Problem
 from convoy.target import Target
 
 _MAX_BYTES: Final = 256 << 20
@@ -221,7 +221,7 @@ def floor_us(problem: Problem, rates: Peaks, dtype: str = "", flops: int = 0) ->
     """
     fits = problem.bytes_min <= rates.cache_bytes
     bandwidth = rates.cache_bytes_per_s if fits and rates.cache_bytes_per_s else rates.bytes_per_s
-    constants = problem.weight_spec.size_bytes if isinstance(problem, (ConvProblem, LinearProblem)) else 0
+    constants = problem.weight_spec.size_bytes if isinstance(problem, LayerProblem) else 0
     mask = problem.mask if isinstance(problem, ConvProblem) else None
     density = 1.0 if mask is None else 1 - mask.sparsity
     spared, constants = (1 - density) * constants, density * constants
@@ -236,7 +236,7 @@ def floor_us(problem: Problem, rates: Peaks, dtype: str = "", flops: int = 0) ->
 
 def _rate(problem: Problem, rates: Peaks, dtype: str) -> float:
     """The fastest allowed arithmetic: a narrower dtype may use wider arithmetic, because it holds all its values."""
-    known = isinstance(problem, (ConvProblem, LinearProblem))
+    known = isinstance(problem, LayerProblem)
     storage = problem.x_spec.dtype if known else dtype or "fp32"
     allowed = {"fp32", storage}
     if known and storage == "fp32" and problem.numerics != "strict":

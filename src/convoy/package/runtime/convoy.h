@@ -42,7 +42,7 @@ typedef enum {
 
 typedef enum {
     CONVOY_CONTIGUOUS = 0, /* values in the order of the shape */
-    CONVOY_CHANNELS_LAST   /* a shape [n, c, h, w] whose values lie in the order n, h, w, c */
+    CONVOY_CHANNELS_LAST   /* a shape [n, c, h, w] whose values lie in the order n, h, w, c; or [n, c, d, h, w] */
 } convoy_layout;
 
 /* An input or output of a net. The pointers belong to the net. */

@@ -43,8 +43,9 @@ static bool read_tensor(loader *l, const json *data, convoy_tensor_info *info) {
         if (!strcmp(dtype->text, DTYPES[kind])) info->dtype = (convoy_dtype)kind;
     if (!info->dtype) return false;
     info->name = name->text;
-    info->layout = strcmp(layout->text, "nhwc") ? CONVOY_CONTIGUOUS : CONVOY_CHANNELS_LAST;
-    if (info->layout == CONVOY_CHANNELS_LAST && i != 4) return false;
+    const bool images = !strcmp(layout->text, "nhwc"), volumes = !strcmp(layout->text, "ndhwc");
+    info->layout = images || volumes ? CONVOY_CHANNELS_LAST : CONVOY_CONTIGUOUS;
+    if ((images && i != 4) || (volumes && i != 5)) return false;
     info->rank = (int32_t)i;
     info->shape = sides;
     info->size_bytes = (size_t)elements * SIZES[info->dtype];

@@ -15,7 +15,7 @@ from convoy.errors import PlanError
 from convoy.graph.ir import Graph
 from convoy.plan.describe import title
 from convoy.plan.plan import Plan, Step
-from convoy.problem import ANY_LAYOUT, LayoutProblem, Problem
+from convoy.problem import ANY_LAYOUT, VOLUME_LAYOUTS, LayoutProblem, Problem, layout_beside
 from convoy.program.verification.step_order import check_draws, check_order
 from convoy.program.verification.usable_config import on_baseline, why_not
 from convoy.regions import Region
@@ -25,7 +25,7 @@ Regions = Mapping[tuple[str, tuple[str, ...]], Region]
 """A graph's regions by pattern and nodes, as a plan's step names them."""
 
 FORMATS = ("nchw", "nhwc")
-"""Memory formats that a plan's 4-D values may have."""
+"""Memory formats that a plan's 4-D values may have; 5-D ones have `VOLUME_LAYOUTS`."""
 
 _AGAIN = "Tune the model again."
 
@@ -103,17 +103,25 @@ def region_of(index: int, step: Step, regions: Regions) -> Region:
     return region
 
 
-def is_image(graph: Graph, value: str) -> bool:
-    """Whether a value is 4-D, and so has a memory format."""
-    return len(graph.values[value].spec.shape) == 4
+def _formats_of(graph: Graph, value: str) -> tuple[str, ...]:
+    """The memory formats that a value may have; none for one without (`Graph.has_layout`)."""
+    if not graph.has_layout(value):
+        return ()
+    return FORMATS if len(graph.values[value].spec.shape) == 4 else VOLUME_LAYOUTS
+
+
+def _layout_in(graph: Graph, value: str, layout: str) -> str:
+    """The memory format of a value that a step of this layout reads or makes."""
+    return layout_beside(layout, len(graph.values[value].spec.shape)) if graph.has_layout(value) else ANY_LAYOUT
 
 
 def _check_border(plan: Plan, graph: Graph) -> None:
-    """Only 4-D inputs and outputs have memory formats."""
+    """Only inputs and outputs with memory formats are named."""
     known = {*graph.inputs, *graph.outputs}
     for name, layout in plan.border.items():
-        if name not in known or not is_image(graph, name) or layout not in FORMATS:
-            expected = "4-D inputs and outputs of the graph with one of " + ", ".join(FORMATS)
+        if name not in known or layout not in _formats_of(graph, name):
+            allowed = ", ".join((*FORMATS, *VOLUME_LAYOUTS))
+            expected = f"4-D inputs and outputs of the graph (5-D ones of a 3-D net) with one of {allowed}"
             raise PlanError("plan.border", f"{name}: {layout}", expected, _AGAIN)
 
 
@@ -147,7 +155,7 @@ class _AvailableValues:
 
     def __post_init__(self) -> None:
         for name in self.graph.inputs:
-            default = FORMATS[0] if is_image(self.graph, name) else ANY_LAYOUT
+            default = next(iter(_formats_of(self.graph, name)), ANY_LAYOUT)
             self.formats[name] = self.plan.border.get(name, default)
 
     def compute(self, index: int, step: Step, region: Region) -> Problem:
@@ -172,19 +180,19 @@ class _AvailableValues:
         if step.results != region.results:
             raise PlanError(f"{where}.results", step.results, f"the region's results, {region.results}", _AGAIN)
         for name in region.results:
-            self._make(where, name, problem.layout if is_image(self.graph, name) else ANY_LAYOUT)
+            self._make(where, name, _layout_in(self.graph, name, problem.layout))
         return problem
 
     def copy(self, index: int, step: Step) -> LayoutProblem:
         """Add the result of a step that copies a value into another memory format; returns its problem."""
         where = f"steps[{index}]"
-        if step.pattern or step.nodes or len(step.args) != 1 or step.layout not in FORMATS:
+        if step.pattern or step.nodes or len(step.args) != 1 or step.layout not in (*FORMATS, *VOLUME_LAYOUTS):
             raise PlanError(where, title(step) if step.args else step.layout, "a copy of one value", _AGAIN)
         self._check_there(where, step)
         (source,) = step.args
         value = source.partition("@")[0]
-        if not is_image(self.graph, value):
-            raise PlanError(f"{where}.args", source, "a 4-D value", _AGAIN)
+        if step.layout not in _formats_of(self.graph, value):
+            raise PlanError(f"{where}.args", source, f"a value that may be in {step.layout}", _AGAIN)
         problem = LayoutProblem(self.graph.values[value].spec, self.formats[source], step.layout)
         if problem.key != step.problem:
             raise PlanError(
@@ -205,7 +213,8 @@ class _AvailableValues:
 
     def _name_in(self, value: str, layout: str) -> str:
         """Name of a value in the memory format that a step of this layout reads."""
-        if not is_image(self.graph, value) or layout == ANY_LAYOUT or self.formats.get(value) == layout:
+        layout = ANY_LAYOUT if layout == ANY_LAYOUT else _layout_in(self.graph, value, layout)
+        if layout == ANY_LAYOUT or self.formats.get(value) == layout:
             return value
         return f"{value}@{layout}"
 

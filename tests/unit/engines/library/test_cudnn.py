@@ -16,7 +16,7 @@ from convoy.engines.library.cudnn import ENGINE, graphs, library, plans
 from convoy.engines.library.cudnn.plans import CudnnPlan, Facts
 from convoy.errors import CompileError, InputError, LaunchError
 from convoy.measurement.accuracy import judge, make_data
-from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
+from convoy.problem import Conv3dProblem, ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
 from tests.unit.engines.fake_cudnn import Behaviour, Mode, NotSupportedError, frontend, nameless, plan
 
@@ -408,6 +408,33 @@ def test_launches_give_the_right_answer(install, problem, dtype):
         for kind in ("integer", "normal"):
             verdict = judge(executable, ENGINE.family, problem, make_data(problem, 3, kind), kind)
             assert verdict.ok, f"{knobs}: {verdict.reason}"
+
+
+VOLUME = Conv3dProblem(2, 4, (5, 4, 6), 8, (3, 2, 3), (1, 0, 2), (2, 1, 1), (1, 2, 1), 2)
+
+
+@pytest.mark.parametrize("layout", ["ncdhw", "ndhwc"])
+@pytest.mark.parametrize(
+    ("direction", "epilogue"),
+    [("fprop", FULL), ("dgrad", Epilogue()), ("wgrad", Epilogue()), ("wgrad", Epilogue(bias=True))],
+)
+def test_launches_on_volumes_give_the_right_answer(install, layout, direction, epilogue):
+    install(plan(1, workspace=256))
+    problem = replace(VOLUME, layout=layout, direction=direction, epilogue=epilogue, dtype="fp16", numerics="half")
+    assert ENGINE.supports(problem, H100)
+    assert [str(knobs["fused"]) for knobs in ENGINE.space(problem, H100)] == ["True", "False"][direction != "fprop" :]
+    for knobs in ENGINE.space(problem, H100):
+        executable = ENGINE.build(problem, knobs, H100)
+        for kind in ("integer", "normal"):
+            verdict = judge(executable, ENGINE.family, problem, make_data(problem, 3, kind), kind)
+            assert verdict.ok, f"{knobs}: {verdict.reason}"
+
+
+def test_strides_of_volumes_are_those_of_torch():
+    shape = (2, 3, 4, 5, 6)
+    assert graphs.strides(shape, "ncdhw") == list(torch.empty(shape).stride())
+    last = torch.empty(shape, memory_format=torch.channels_last_3d)
+    assert graphs.strides(shape, "ndhwc") == list(last.stride())
 
 
 def prepared(problem):

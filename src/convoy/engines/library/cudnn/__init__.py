@@ -20,9 +20,9 @@ from convoy.engines.library.cudnn import library, plans
 from convoy.engines.library.cudnn.executable import CudnnConvolution
 from convoy.engines.library.cudnn.graphs import fused_part
 from convoy.engines.library.cudnn.plans import CudnnPlan
-from convoy.engines.support_checks import plain_convolution, transforms_allowed
+from convoy.engines.support_checks import torch_convolution, transforms_allowed
 from convoy.errors import CompileError, InputError
-from convoy.problem import ConvProblem, Epilogue, Problem
+from convoy.problem import ConvolutionProblem, Epilogue, Problem
 from convoy.support import Support
 from convoy.target import Target
 
@@ -56,7 +56,7 @@ class Cudnn(Engine):
         per process; `space` uses the same answer.
         """
         support = _within_reach(problem, target)
-        if not support or not isinstance(problem, ConvProblem):
+        if not support or not isinstance(problem, ConvolutionProblem):
             return support
         try:
             found = offered_plans(problem, _is_exact(problem, target), torch.cuda.current_device())
@@ -66,12 +66,12 @@ class Cudnn(Engine):
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Fused and separate epilogues alternately, each in the order of the heuristics."""
-        assert isinstance(problem, ConvProblem)
+        assert isinstance(problem, ConvolutionProblem)
         return offered_plans(problem, _is_exact(problem, target), torch.cuda.current_device())
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """The properties of a plan that cuDNN reports before it is built."""
-        assert isinstance(problem, ConvProblem)
+        assert isinstance(problem, ConvolutionProblem)
         plan, fused = _read(problem, knobs)
         return plans.facts(problem, fused, plan, torch.cuda.current_device()).workspace_bytes
 
@@ -81,14 +81,14 @@ class Cudnn(Engine):
         Raises:
             InputError: knobs that name no plan.
         """
-        assert isinstance(problem, ConvProblem)
+        assert isinstance(problem, ConvolutionProblem)
         plan, fused = _read(problem, knobs)
         plans.facts(problem, fused, plan, torch.cuda.current_device())
         return plans.notes(problem, fused, plan)
 
     def algorithm(self, problem: Problem, knobs: Knobs) -> str:
         """The plan's family by cuDNN's notes, and what else they say of its products: `winograd, tensor_core`."""
-        assert isinstance(problem, ConvProblem)
+        assert isinstance(problem, ConvolutionProblem)
         if library.absence():
             return self.family
         try:
@@ -101,7 +101,7 @@ class Cudnn(Engine):
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The plan that the knobs name, and no other."""
-        assert isinstance(problem, ConvProblem)
+        assert isinstance(problem, ConvolutionProblem)
         try:
             plan, fused = _read(problem, knobs)
             if reason := plans.denial(problem, plan):
@@ -129,8 +129,8 @@ def _within_reach(problem: Problem, target: Target) -> Support:
     """Everything that can be said without asking cuDNN about the problem."""
     if target.device != "cuda":
         return Support.no(f"needs an NVIDIA GPU, got {target.device}")
-    support = plain_convolution(problem, ("fprop", "dgrad", "wgrad"))
-    if not support or not isinstance(problem, ConvProblem):
+    support = torch_convolution(problem, ("fprop", "dgrad", "wgrad"))
+    if not support or not isinstance(problem, ConvolutionProblem):
         return support
     least = _CAPABILITIES.get(problem.x_dtype)
     if least is None:
@@ -149,7 +149,7 @@ def _within_reach(problem: Problem, target: Target) -> Support:
     return Support.no(reason) if reason else Support.yes()
 
 
-def _is_exact(problem: ConvProblem, target: Target) -> bool:
+def _is_exact(problem: ConvolutionProblem, target: Target) -> bool:
     """Whether fp32 products must be fp32: under `strict`, and where torch's own flag keeps cuDNN from TF32."""
     if problem.x_dtype != "fp32":
         return False
@@ -158,7 +158,7 @@ def _is_exact(problem: ConvProblem, target: Target) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def offered_plans(problem: ConvProblem, exact: bool, device: int) -> tuple[Knobs, ...]:
+def offered_plans(problem: ConvolutionProblem, exact: bool, device: int) -> tuple[Knobs, ...]:
     """The knobs worth trying, the most promising first; the same in every call of a process, and for one cuDNN in all."""
     del device  # the current one: part of the cache's key
     part = fused_part(problem.epilogue) if problem.direction == "fprop" else _NOTHING
@@ -173,7 +173,7 @@ def _in_turn(fused: Sequence[CudnnPlan], separate: Sequence[CudnnPlan]) -> list[
     return [knobs for knobs in chain.from_iterable(pairs) if knobs is not None]
 
 
-def _fused(problem: ConvProblem, part: Epilogue, *, exact: bool) -> tuple[CudnnPlan, ...]:
+def _fused(problem: ConvolutionProblem, part: Epilogue, *, exact: bool) -> tuple[CudnnPlan, ...]:
     """Plans with the epilogue inside; none where cuDNN refuses that graph, which it does for many."""
     try:
         return plans.recommended(problem, part, exact=exact)
@@ -185,7 +185,7 @@ def _knobs(found: Sequence[CudnnPlan], *, fused: bool) -> list[Knobs]:
     return [Knobs.of(plan=plan.name, fused=fused) for plan in found]
 
 
-def _read(problem: ConvProblem, knobs: Knobs) -> tuple[CudnnPlan, Epilogue]:
+def _read(problem: ConvolutionProblem, knobs: Knobs) -> tuple[CudnnPlan, Epilogue]:
     """The plan that knobs name, and what of the epilogue its graph holds."""
     if set(knobs) != {"plan", "fused"} or not isinstance(knobs["fused"], bool):
         raise InputError("knobs", str(knobs), "fused (true or false) and plan")

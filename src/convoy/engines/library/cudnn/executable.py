@@ -15,7 +15,7 @@ from convoy.engines.library.cudnn.graphs import BIAS, RESIDUAL, WEIGHT, X, Y
 from convoy.engines.library.cudnn.plans import Facts
 from convoy.engines.subgraph import MEMORY_FORMATS
 from convoy.errors import LaunchError
-from convoy.problem import ConvProblem, Epilogue
+from convoy.problem import ConvolutionProblem, Epilogue
 
 
 class CudnnConvolution(Executable):
@@ -29,7 +29,7 @@ class CudnnConvolution(Executable):
         facts: the plan's properties.
     """
 
-    def __init__(self, problem: ConvProblem, fused: Epilogue, graph: Any, index: int, facts: Facts) -> None:
+    def __init__(self, problem: ConvolutionProblem, fused: Epilogue, graph: Any, index: int, facts: Facts) -> None:
         self.workspace_bytes = facts.workspace_bytes
         self.deterministic = facts.deterministic
         self._index = index
@@ -59,7 +59,8 @@ class CudnnConvolution(Executable):
         elif self._epilogue.bias:
             bias_gradient = buffers.results[1]
             assert bias_gradient is not None
-            torch.sum(buffers.args[1], (0, 2, 3), out=bias_gradient)
+            dy = buffers.args[1]
+            torch.sum(dy, (0, *range(2, dy.dim())), out=bias_gradient)
 
     def _pointers(self, buffers: Buffers) -> dict[int, int]:
         """Uid → address."""

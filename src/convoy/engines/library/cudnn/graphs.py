@@ -5,10 +5,11 @@ Every tensor has a fixed number (its uid), so that a launch can name its buffers
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Final
 
 from convoy.engines.library.cudnn import library
-from convoy.problem import ConvProblem, Epilogue
+from convoy.problem import Conv3dProblem, ConvolutionProblem, Epilogue
 
 X, WEIGHT, Y, BIAS, RESIDUAL = 101, 102, 103, 104, 105
 """Uids; the frontend gives out its own from 1 on."""
@@ -32,12 +33,25 @@ def fused_part(epilogue: Epilogue) -> Epilogue:
 
 
 def strides(shape: tuple[int, ...], layout: str) -> list[int]:
-    """Strides, in elements, of a dense 4-D tensor of logical shape [n, c, h, w] in a layout."""
-    _, c, h, w = shape
-    return [h * w * c, 1, w * c, c] if layout == "nhwc" else [c * h * w, h * w, w, 1]
+    """Strides, in elements, of a dense tensor of logical shape [n, c, h, w] or [n, c, d, h, w] in a layout."""
+    _, c, *sides = shape
+    innermost = c if layout in ("nhwc", "ndhwc") else 1
+    pitches = [innermost * prod(sides[index + 1 :]) for index in range(len(sides))]
+    return [c * prod(sides), 1 if layout in ("nhwc", "ndhwc") else prod(sides), *pitches]
 
 
-def operation_graph(problem: ConvProblem, epilogue: Epilogue) -> Any:
+def sizes_of(problem: ConvolutionProblem) -> dict[str, list[int]]:
+    """Padding, stride and dilation as the frontend takes them."""
+    if isinstance(problem, Conv3dProblem):
+        return {"padding": [*problem.pad], "stride": [*problem.stride], "dilation": [*problem.dilation]}
+    return {
+        "padding": [problem.pad_h, problem.pad_w],
+        "stride": [problem.stride_h, problem.stride_w],
+        "dilation": [problem.dilation_h, problem.dilation_w],
+    }
+
+
+def operation_graph(problem: ConvolutionProblem, epilogue: Epilogue) -> Any:
     """A validated graph without plans yet.
 
     The order conv, residual, bias, activation is that of cuDNN's prebuilt fused kernels; sums and values between the nodes
@@ -58,15 +72,11 @@ def operation_graph(problem: ConvProblem, epilogue: Epilogue) -> Any:
     )
 
     def tensor(name: str, uid: int, shape: tuple[int, ...]) -> Any:
-        layout = "nhwc" if uid == BIAS else problem.layout  # of one pixel: both are the same
+        layout = "nhwc" if uid == BIAS else problem.layout  # of one pixel: all are the same
         return graph.tensor(dim=list(shape), stride=strides(shape, layout), data_type=dtype, name=name, uid=uid)
 
     shapes = {X: problem.x_spec.shape, WEIGHT: problem.weight_spec.shape, Y: problem.y_spec.shape}
-    sizes = {
-        "padding": [problem.pad_h, problem.pad_w],
-        "stride": [problem.stride_h, problem.stride_w],
-        "dilation": [problem.dilation_h, problem.dilation_w],
-    }
+    sizes = sizes_of(problem)
     if problem.direction == "dgrad":
         result, uid = graph.conv_dgrad(tensor("dy", Y, shapes[Y]), tensor("w", WEIGHT, shapes[WEIGHT]), **sizes), X
     elif problem.direction == "wgrad":
@@ -76,7 +86,7 @@ def operation_graph(problem: ConvProblem, epilogue: Epilogue) -> Any:
     if epilogue.residual:
         result = graph.add(result, tensor("residual", RESIDUAL, shapes[Y]))
     if epilogue.bias:
-        result = graph.bias(result, tensor("bias", BIAS, (1, problem.k, 1, 1)))
+        result = graph.bias(result, tensor("bias", BIAS, (1, problem.k, *(1 for _ in shapes[Y][2:]))))
     if epilogue.activation != "none":
         operation, attributes = ACTIVATIONS[epilogue.activation]
         result = getattr(graph, operation)(result, **attributes)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from convoy.engines.library.cudnn import library
 from convoy.engines.library.cudnn.graphs import operation_graph
 from convoy.errors import InputError
-from convoy.problem import ConvProblem, Epilogue
+from convoy.problem import ConvolutionProblem, Epilogue
 
 MODES: Final = ("A", "B", "FALLBACK")
 """cuDNN's heuristics, the most reliable first. (cuDNN 9.19 answers A and B alike on an H100.)"""
@@ -106,7 +106,7 @@ class Facts:
     exact: bool
 
 
-def recommended(problem: ConvProblem, fused: Epilogue, *, exact: bool) -> tuple[CudnnPlan, ...]:
+def recommended(problem: ConvolutionProblem, fused: Epilogue, *, exact: bool) -> tuple[CudnnPlan, ...]:
     """The plans that cuDNN's heuristics recommend, best first, without the denied ones.
 
     Args:
@@ -126,7 +126,7 @@ def recommended(problem: ConvProblem, fused: Epilogue, *, exact: bool) -> tuple[
     return tuple(sorted(_survey(problem, fused, INEXACT), key=lambda plan: plan not in direct))
 
 
-def _survey(problem: ConvProblem, fused: Epilogue, without: Iterable[str]) -> tuple[CudnnPlan, ...]:
+def _survey(problem: ConvolutionProblem, fused: Epilogue, without: Iterable[str]) -> tuple[CudnnPlan, ...]:
     """The recommended plans that carry none of some notes, and that the device can run."""
     graph = _recommending(problem, fused)
     graph.deselect_numeric_notes(_notes(without))
@@ -159,7 +159,7 @@ def beyond(found: Sequence[CudnnPlan]) -> tuple[CudnnPlan, ...]:
     return tuple(plan for plan in made if plan not in known)
 
 
-def _recommending(problem: ConvProblem, fused: Epilogue) -> Any:
+def _recommending(problem: ConvolutionProblem, fused: Epilogue) -> Any:
     """A graph with all plans of the heuristics."""
     modes = library.load().heur_mode
     graph = operation_graph(problem, fused)
@@ -167,7 +167,7 @@ def _recommending(problem: ConvProblem, fused: Epilogue) -> Any:
     return graph
 
 
-def graph_of(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan) -> tuple[Any, int]:
+def graph_of(problem: ConvolutionProblem, fused: Epilogue, plan: CudnnPlan) -> tuple[Any, int]:
     """A graph that has a plan, not built yet, and the plan's index.
 
     Raises:
@@ -186,7 +186,7 @@ def graph_of(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan) -> tuple[An
     return graph, 0
 
 
-def denial(problem: ConvProblem, plan: CudnnPlan) -> str:
+def denial(problem: ConvolutionProblem, plan: CudnnPlan) -> str:
     """Why a plan's engine is denied; empty where it is not."""
     return DENIED.get((problem.direction, problem.layout, plan.engine), "")
 
@@ -212,7 +212,7 @@ def _probe(graph: Any, index: int) -> int | None:
     return int(graph.get_workspace_size_plan_at_index(index))
 
 
-def _probe_without(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, names: Iterable[str]) -> int | None:
+def _probe_without(problem: ConvolutionProblem, fused: Epilogue, plan: CudnnPlan, names: Iterable[str]) -> int | None:
     """Workspace of a plan that carries none of some notes; None where it has one, or cuDNN refuses it."""
     graph, index = graph_of(problem, fused, plan)
     graph.deselect_numeric_notes(_notes(names))
@@ -220,7 +220,7 @@ def _probe_without(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, names
 
 
 @lru_cache(maxsize=8192)
-def facts(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, device: int) -> Facts:
+def facts(problem: ConvolutionProblem, fused: Epilogue, plan: CudnnPlan, device: int) -> Facts:
     """A plan's properties. The query takes about 15 ms; nothing is compiled.
 
     Args:
@@ -247,13 +247,13 @@ def facts(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, device: int) -
 
 
 @lru_cache(maxsize=8192)
-def transforms(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, device: int) -> bool:
+def transforms(problem: ConvolutionProblem, fused: Epilogue, plan: CudnnPlan, device: int) -> bool:
     """Whether a plan that cuDNN has computes on transformed tiles; arguments as of `facts`."""
     del device
     return _probe_without(problem, fused, plan, TRANSFORMING) is None
 
 
-def _absent(problem: ConvProblem, plan: CudnnPlan, reason: str) -> InputError:
+def _absent(problem: ConvolutionProblem, plan: CudnnPlan, reason: str) -> InputError:
     return InputError("plan", plan.name, f"a plan that cuDNN has for {problem}", f"cuDNN says: {reason}.")
 
 
@@ -262,7 +262,7 @@ TOLD: Final = (*TRANSFORMING, *INEXACT, *NONDETERMINISTIC)
 
 
 @lru_cache(maxsize=1024)
-def noted(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, device: int) -> tuple[str, ...]:
+def noted(problem: ConvolutionProblem, fused: Epilogue, plan: CudnnPlan, device: int) -> tuple[str, ...]:
     """The notes of `TOLD` that a plan carries, in lower case and in that order; the frontend's errors pass through.
 
     Args:
@@ -277,7 +277,7 @@ def noted(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, device: int) -
     return tuple(name.lower() for name in names if _probe_without(problem, fused, plan, (name,)) is None)
 
 
-def notes(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan) -> tuple[str, ...]:
+def notes(problem: ConvolutionProblem, fused: Epilogue, plan: CudnnPlan) -> tuple[str, ...]:
     """Names of all numerical and behaviour notes of a plan, in lower case, in alphabetical order.
 
     The frontend filters by numerical notes but does not list them: each is tested with a graph of its own.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
 
 import torch
 
@@ -16,14 +15,6 @@ from convoy.graph.text import parse_graph
 from convoy.problem import Pool, SubgraphProblem, TensorSpec
 from convoy.regions.pool import flattens, pool_of
 from convoy.support import Support
-
-MEMORY_FORMATS: Final = {
-    "nchw": torch.contiguous_format,
-    "nhwc": torch.channels_last,
-    "ncdhw": torch.contiguous_format,
-    "ndhwc": torch.channels_last_3d,
-}
-"""Layout → torch's memory format."""
 
 
 def torch_format(layout: str, rank: int) -> torch.memory_format:

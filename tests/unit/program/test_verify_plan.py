@@ -12,7 +12,7 @@ from torch import nn
 
 from convoy import plan as plans
 from convoy.engines.manifest import load_engine
-from convoy.engines.subgraph import MEMORY_FORMATS
+from convoy.engines.subgraph import torch_format
 from convoy.errors import PlanError
 from convoy.pipeline.net import Net, capture_net, make_net
 from convoy.pipeline.plan_target import target_for
@@ -41,10 +41,10 @@ def cases(model: nn.Module, sizes: tuple[tuple[int, ...], ...], target: Target, 
     first = capture_net("net", model, given, {}, Settings(), target)
     right = model(*given)
     found: list[Case] = []
-    for layout, memory_format in MEMORY_FORMATS.items():
+    for layout in ("nchw", "nhwc"):
         border = dict.fromkeys(first.border, layout)
         net = make_net("net", first.captured, border, layout, Settings(), target)
-        inputs = tuple(tensor.contiguous(memory_format=memory_format) for tensor in given)
+        inputs = tuple(tensor.contiguous(memory_format=torch_format(layout, tensor.dim())) for tensor in given)
         found.append((net, right, inputs, [fabricated(net, draw) for _ in range(3)]))
     return found
 

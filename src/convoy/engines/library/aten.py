@@ -16,7 +16,7 @@ from convoy.engines.base import DETERMINISTIC, Buffers, Engine, Executable, Knob
 from convoy.engines.interpret import compile_graph
 from convoy.engines.known_defects import defect_of
 from convoy.engines.product_precision import products
-from convoy.engines.subgraph import MEMORY_FORMATS, SubgraphResults, parse_subgraph, torch_format, torch_support
+from convoy.engines.subgraph import SubgraphResults, parse_subgraph, torch_format, torch_support
 from convoy.engines.support_checks import plain_convolution, torch_sizes, volume_convolution
 from convoy.engines.torch_flags import convolutions, without_onednn
 from convoy.problem import (
@@ -45,7 +45,7 @@ class _AtenConvolution(Executable):
     def __init__(self, problem: ConvolutionProblem, target: Target, *, deterministic: bool) -> None:
         self._problem, self._held = problem, deterministic
         self._device = torch.device(target.device)
-        self._memory_format = MEMORY_FORMATS[problem.layout]
+        self._memory_format = torch_format(problem.layout, len(problem.x_spec.shape))
         self._sizes = torch_sizes(problem)
         volumes = isinstance(problem, Conv3dProblem)
         self._convolve: Callable[..., torch.Tensor] = torch.conv3d if volumes else torch.conv2d

@@ -20,7 +20,7 @@ from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.known_defects import defect_of
 from convoy.engines.product_precision import products
-from convoy.engines.subgraph import MEMORY_FORMATS
+from convoy.engines.subgraph import torch_format
 from convoy.engines.support_checks import torch_convolution, torch_sizes
 from convoy.engines.torch_flags import convolutions
 from convoy.problem import ConvolutionProblem, ConvProblem, LayerProblem, LinearProblem, Problem
@@ -71,7 +71,7 @@ class _OnednnConvolution(_Fused):
 
     def __init__(self, problem: ConvolutionProblem, weight: str) -> None:
         self._problem, self._weight = problem, weight
-        self._memory_format = MEMORY_FORMATS[problem.layout]
+        self._memory_format = torch_format(problem.layout, len(problem.x_spec.shape))
         stride, pad, dilation, groups = torch_sizes(problem)
         self._sizes = (list(pad), list(stride), list(dilation), groups)
         activation = problem.epilogue.activation

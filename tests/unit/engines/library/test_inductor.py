@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.library import inductor
 from convoy.engines.library.inductor import ENGINE
-from convoy.engines.subgraph import MEMORY_FORMATS
+from convoy.engines.subgraph import torch_format
 from convoy.errors import CompileError
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Knobs, SubgraphProblem
@@ -184,7 +184,7 @@ BY_HAND = {
 )
 def test_results_are_those_of_float64_in_the_memory_format_asked_for(name: str, layout: str) -> None:
     text, arg_shapes, constant_shapes = CASES[name]
-    wanted = MEMORY_FORMATS[layout]
+    wanted = torch_format(layout, 4)
     args = [normal(*shape, seed=3 + i) for i, shape in enumerate(arg_shapes)]
     args = [t.contiguous(memory_format=wanted) if t.dim() == 4 else t for t in args]
     constants = [normal(*shape, seed=9 + i) for i, shape in enumerate(constant_shapes)]

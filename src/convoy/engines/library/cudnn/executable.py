@@ -13,7 +13,7 @@ from convoy.engines.gpu.device_tensors import ALIGNMENT, aligned
 from convoy.engines.library.cudnn import library
 from convoy.engines.library.cudnn.graphs import BIAS, RESIDUAL, WEIGHT, X, Y
 from convoy.engines.library.cudnn.plans import Facts
-from convoy.engines.subgraph import MEMORY_FORMATS
+from convoy.engines.subgraph import torch_format
 from convoy.errors import LaunchError
 from convoy.problem import ConvolutionProblem, Epilogue
 
@@ -37,7 +37,7 @@ class CudnnConvolution(Executable):
         self._problem = problem
         self._epilogue = problem.epilogue
         self._fused = fused
-        self._format = MEMORY_FORMATS[problem.layout]
+        self._format = torch_format(problem.layout, len(problem.x_spec.shape))
         self._activation = problem.epilogue.activation if fused.activation == "none" else "none"
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:

@@ -29,10 +29,12 @@ class InputError(ConvoyError, ValueError):
     """An argument, option or file that cannot be used.
 
     Args:
-        argument: name of the argument, option or file as the user wrote it; characters that a terminal acts on are escaped.
+        argument: name of the argument, option or file as the user wrote it.
         value: the given value; shown by `repr`, cut at 120 characters.
         expected: the expectation, as a phrase ("a positive integer").
         todo: what to do, as a sentence; optional.
+
+    All of them may quote a file: the message shows characters that a terminal acts on escaped.
     """
 
     exit_code = 2
@@ -42,7 +44,8 @@ class InputError(ConvoyError, ValueError):
         shown = _shown(value)
         if len(shown) > 120:
             shown = shown[:117] + "..."
-        super().__init__(f"{_printable(argument)}: got {shown}, expected {expected}." + (f" {todo}" if todo else ""))
+        message = f"{argument}: got {shown}, expected {expected}." + (f" {todo}" if todo else "")
+        super().__init__(_printable(message))
 
 
 def unknown_name(argument: str, value: object, choices: Iterable[object], todo: str = "") -> InputError:
@@ -130,8 +133,8 @@ def _shown(value: object) -> str:
 
 
 def _printable(text: str) -> str:
-    """A name that a file may hold, such as a plan's field, without control characters and bidirectional overrides."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    """A text without control characters and bidirectional overrides; lines stay lines."""
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
 
 
 def _as_raised(kind: type[ConvoyError], args: tuple[Any, ...], state: dict[str, Any]) -> ConvoyError:

@@ -56,7 +56,7 @@ def test_a_value_of_any_size_is_shown_in_one_short_line(value: object) -> None:
     assert shown.isprintable()
 
 
-def test_a_message_shows_control_characters_of_a_name_escaped() -> None:
-    error = InputError("plan.\u202e\x1b[2J", "", "no such field")
-    assert str(error).startswith("plan.\\u202e\\x1b[2J: got ''")
+def test_a_message_shows_control_characters_escaped() -> None:
+    error = InputError("plan.\u202e\x1b[2J", "", "no such field", "See \x07 or\nelse.")
+    assert str(error) == "plan.\\u202e\\x1b[2J: got '', expected no such field. See \\x07 or\nelse."
     assert error.argument == "plan.\u202e\x1b[2J"

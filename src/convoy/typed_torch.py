@@ -139,6 +139,18 @@ def all_gather(tensors: list[torch.Tensor], tensor: torch.Tensor, group: Any = N
     cast("Any", torch).distributed.all_gather(tensors, tensor, group=group)
 
 
+def all_to_all(output: torch.Tensor, given: torch.Tensor, **options: Any) -> Any:
+    """Send each process of a group its equal part of a flat tensor; returns a handle with `async_op=True`."""
+    return cast("Any", torch).distributed.all_to_all_single(output, given, **options)
+
+
+def all_gather_flat(output: torch.Tensor, tensor: torch.Tensor, group: Any = None) -> None:
+    """Fill `output` with the flat tensor of each process of a group, one behind the other."""
+    distributed = cast("Any", torch).distributed
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor  # before torch 2.13
+    gather(output, tensor, group=group)
+
+
 def to_list(tensor: torch.Tensor) -> list[Any]:
     """A tensor's values as nested lists; one of one dimension gives a list of numbers."""
     return cast("Any", tensor).tolist()

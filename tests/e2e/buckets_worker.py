@@ -6,9 +6,11 @@ python buckets_worker.py FOLDER
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,7 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy.pipeline.check import end_to_end
 from convoy.training import gradient_allreduce, overlapped_allreduce, training_job
+from convoy.training.bf16_allreduce import Bf16AllReduce
 from tests.e2e.leaving import leave
 
 LIMIT = 3000
@@ -32,6 +35,35 @@ end_to_end.is_faster = lambda result, baseline: True  # whatever the clock says
 def net() -> nn.Module:
     layers = [layer for _ in range(5) for layer in (nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.ReLU())]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(384, 5))
+
+
+def check_compressed(
+    gradients: Any, batch: tuple[torch.Tensor, ...], model: nn.Module, plan: Path, settings: convoy.Settings
+) -> None:
+    """One step by a plan with its gradients sent in bf16, also with updates during the backward pass: PyTorch's within rounding."""
+    stock, late, early = (nn.parallel.DistributedDataParallel(copy.deepcopy(model)) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = cross_entropy(stock(batch[0]), batch[1])
+    loss.backward()
+    for net, soon in ((late, False), (early, True)):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        step = convoy.training_step(
+            net, cross_entropy, optimizer, batch, amp=torch.bfloat16, gradients=gradients, plan=plan, settings=settings
+        )
+        assert isinstance(step.work.update.averages, Bf16AllReduce)
+        assert step.work.overlap is not None
+        if soon:
+            step.work.options = dataclasses.replace(step.work.options, early_updates=True)
+            with torch.no_grad():
+                updates = step.work.overlapped_updates()
+                assert updates is not None
+                step.work.run(step.work.leaves(batch), first=True, last=True, updates=updates)
+        else:
+            step(*batch)
+    for one, other, theirs in zip(late.parameters(), early.parameters(), stock.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+        assert torch.equal(one.grad, one.grad.bfloat16().float())
+        torch.testing.assert_close(one.grad, theirs.grad, rtol=2**-7, atol=1e-4 * theirs.grad.abs().max().item())
 
 
 def main(folder: Path) -> None:
@@ -69,6 +101,8 @@ def main(folder: Path) -> None:
         alone, cross_entropy, optimizer, batch, amp=torch.bfloat16, plan=plan, settings=settings
     )
     assert [one.nodes for one in again.plan.steps if one.pattern == "casts"] == cast
+    for gradients in ("bf16", "bf16_error_feedback"):
+        check_compressed(gradients, batch, stock.module, plan, settings)
     (folder / f"{rank}.done").touch()
     leave()
 

@@ -59,7 +59,8 @@ class GradientAllReduce:
     def __init__(self, group: Any, device: torch.device) -> None:
         self._group = group
         self.stream = distinct_stream(device) if device.type == "cuda" else None
-        self._under_way: list[tuple[Sequence[torch.Tensor], torch.Tensor, Any]] = []
+        self._arrival = self.stream
+        self._under_way: list[Callable[[], None]] = []
 
     def begin(self, bucket: Sequence[torch.Tensor], made: Sequence[torch.Event] = ()) -> None:
         """Send a bucket, of one dtype, when the events say that it is there."""
@@ -70,46 +71,68 @@ class GradientAllReduce:
             for event in made:
                 self.stream.wait_event(event)
             self._send(bucket)
-            self._receive()
+        with torch.cuda.stream(self._arrival):
+            self.receive()
 
     def mark(self) -> torch.Event | None:
-        """When all that has begun until now is there; None on a CPU, where `end` waits."""
-        return None if self.stream is None else self.stream.record_event()
+        """When all that has begun until now is there; None on a CPU, where `receive` waits."""
+        return None if self._arrival is None else self._arrival.record_event()
 
     def end(self) -> None:
         """What follows finds all averages: on a GPU on torch's current stream."""
         if self.stream is None:
-            self._receive()
-        else:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            self.receive()
+        for stream in self.streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    @property
+    def streams(self) -> tuple[torch.cuda.Stream, ...]:
+        """The streams that gradients travel on; none on a CPU."""
+        return tuple(dict.fromkeys(stream for stream in (self.stream, self._arrival) if stream is not None))
 
     def _send(self, bucket: Sequence[torch.Tensor]) -> None:
+        self._under_way.append(self._begun(bucket))
+
+    def receive(self) -> None:
+        """Wait for all that has begun: on a CPU the host does, on a GPU torch's current stream."""
+        for arrive in self._under_way:
+            arrive()
+        self._under_way.clear()
+
+    def _begun(self, bucket: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Begin a bucket's all-reduce; the function that is returned waits for it and puts the averages in their places."""
+        values = [memory_order(gradient) for gradient in bucket]
+        flat = values[0] if len(values) == 1 else torch.cat(values)  # a large one is sent from where it lies
+        work = self._reduce(flat)
+
+        def arrive() -> None:
+            work.wait()
+            self._divide(flat)
+            if flat.data_ptr() != bucket[0].data_ptr():
+                put_averages(bucket, flat)
+
+        return arrive
+
+    def _reduce(self, flat: torch.Tensor) -> Any:
+        """Begin to sum over the processes, in place; with NCCL to average."""
         import torch.distributed as dist
 
-        values = [_in_memory_order(gradient) for gradient in bucket]
-        flat = values[0] if len(values) == 1 else torch.cat(values)  # a large one is sent from where it lies
         how = dist.ReduceOp.AVG if self._sender_divides() else dist.ReduceOp.SUM
-        self._under_way.append((bucket, flat, all_reduce(flat, how, group=self._group, async_op=True)))
+        return all_reduce(flat, how, group=self._group, async_op=True)
+
+    def _divide(self, flat: torch.Tensor) -> None:
+        """Make averages of sums, where the sender did not."""
+        import torch.distributed as dist
+
+        size = 1 if self._sender_divides() else dist.get_world_size(self._group)
+        if size > 1:
+            flat.div_(size)
 
     def _sender_divides(self) -> bool:
         """NCCL divides while it sends; others want a launch for it behind every bucket."""
         import torch.distributed as dist
 
         return dist.get_backend(self._group) == dist.Backend.NCCL
-
-    def _receive(self) -> None:
-        import torch.distributed as dist
-
-        size = 1 if self._sender_divides() else dist.get_world_size(self._group)
-        for bucket, flat, work in self._under_way:
-            work.wait()
-            if size > 1:
-                flat.div_(size)
-            if flat.data_ptr() == bucket[0].data_ptr():
-                continue
-            parts = split(flat, [gradient.numel() for gradient in bucket])
-            foreach_copy(bucket, [_like(part, g) for part, g in zip(parts, bucket, strict=True)])
-        self._under_way.clear()
 
 
 def allreduce_gradients(gradients: Sequence[torch.Tensor], averages: GradientAllReduce) -> None:
@@ -125,9 +148,15 @@ def allreduce_gradients(gradients: Sequence[torch.Tensor], averages: GradientAll
     averages.end()
 
 
-def _in_memory_order(gradient: torch.Tensor) -> torch.Tensor:
+def memory_order(gradient: torch.Tensor) -> torch.Tensor:
     """A gradient's values as they lie in memory, without a copy where it is dense. Every process has the plan's formats."""
     return (gradient.permute(0, 2, 3, 1) if _is_nhwc(gradient) else gradient).reshape(-1)
+
+
+def put_averages(bucket: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    """Copy a bucket's averages, which lie one behind the other, into its gradients."""
+    parts = split(flat, [gradient.numel() for gradient in bucket])
+    foreach_copy(bucket, [_like(part, g) for part, g in zip(parts, bucket, strict=True)])
 
 
 def _like(part: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ class OverlappedAllReduce:
         """What follows on torch's current stream finds the averages of a bucket that has begun."""
         arrival, stream = self._arrivals[number], self._averages.stream
         if arrival is None or stream is None:
-            self._averages.end()
+            self._averages.receive()
         else:
             torch.cuda.current_stream(stream.device).wait_event(arrival)
 

@@ -14,6 +14,7 @@ from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
 from convoy.errors import InputError
 from convoy.narrowing import is_sequence
+from convoy.training.bf16_allreduce import BF16_ERROR_FEEDBACK, GRADIENTS
 from convoy.training.step import check_not_empty
 from convoy.training.step_program import StepOptions
 
@@ -54,6 +55,11 @@ def _check_options(options: StepOptions) -> None:
         raise InputError("amp", options.amp, "torch.bfloat16, torch.float16 or None")
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise InputError("scaler", type(scaler).__name__, "a torch.amp.GradScaler, or None")
+    if options.gradients not in (None, *GRADIENTS):
+        raise InputError("gradients", options.gradients, f"{' or '.join(map(repr, GRADIENTS))}, or None")
+    if options.gradients == BF16_ERROR_FEEDBACK and scaler is not None:
+        todo = "Use amp=torch.bfloat16, which needs no scaler, or gradients='bf16'."
+        raise InputError("gradients", options.gradients, "gradients that no scaler scales, step by step another way", todo)
 
 
 def _check_optimizer(module: LossModule, optimizer: Any) -> None:

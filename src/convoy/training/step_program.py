@@ -28,6 +28,7 @@ class StepOptions:
         overlap: whether gradients travel while the backward pass goes on; the averages have the same bits either way.
         early_updates: whether a captured step updates parameters while the backward pass goes on; the same bits either way. None:
             where their update is a large part of the step (`convoy.training.overlapped_updates.EARLY_BYTES_US`).
+        gradients: how fp32 gradients are sent to the other processes (`convoy.training.bf16_allreduce.GRADIENTS`); None: as fp32.
     """
 
     amp: torch.dtype | None = None
@@ -37,6 +38,7 @@ class StepOptions:
     group: Any = None
     overlap: bool = True
     early_updates: bool | None = None
+    gradients: str | None = None
 
     def given(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """A batch as the loss module takes it: with a scaler, its factor of the loss stands behind, on the batch's device."""

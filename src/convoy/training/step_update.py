@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from convoy.training.gradient_allreduce import GradientAllReduce, allreduce_gradients, clip
+from convoy.training.bf16_allreduce import make_allreduce
+from convoy.training.gradient_allreduce import allreduce_gradients, clip
 from convoy.training.step_program import StepOptions
 
 
@@ -21,7 +22,8 @@ class StepUpdate:
 
     def __init__(self, optimizer: torch.optim.Optimizer, options: StepOptions, device: torch.device) -> None:
         self._optimizer, self._scaler, self._clip_norm = optimizer, options.scaler, options.clip_grad_norm
-        self.averages = None if options.group is None else GradientAllReduce(options.group, device)
+        group = options.group
+        self.averages = None if group is None else make_allreduce(group, device, options.gradients)
 
     def __call__(self, learned: Sequence[torch.Tensor], *, averaged: bool = False) -> None:
         """Average, unscale, clip, step; `averaged` gradients are averages already."""
@@ -45,5 +47,4 @@ class StepUpdate:
     @property
     def streams(self) -> tuple[torch.cuda.Stream, ...]:
         """Streams that gradients travel on."""
-        stream = None if self.averages is None else self.averages.stream
-        return () if stream is None else (stream,)
+        return () if self.averages is None else self.averages.streams

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -46,6 +46,7 @@ def training_step(
     scaler: torch.amp.GradScaler | None = None,
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
+    gradients: Literal["bf16", "bf16_error_feedback"] | None = None,
     plan: str | Path | None = None,
     settings: Settings | None = None,
     name: str = "",
@@ -67,6 +68,9 @@ def training_step(
         scaler: a `torch.amp.GradScaler`, for fp16.
         clip_grad_norm: scale gradients down to this joint L2 norm before the update.
         accumulate: calls to an update; each adds its gradients divided by this number.
+        gradients: how the all-reduce of a DistributedDataParallel sends fp32 gradients; None: as fp32. `"bf16"`: rounded to bf16,
+            as `bf16_compress_hook` does. `"bf16_error_feedback"`: also summed in fp32, and what rounding dropped is added to the
+            next step's gradients; that takes as much memory as the gradients.
         plan: replay this saved plan and measure nothing.
         settings: what may be done; `Settings()` by default.
         name: what to call the model in plans and reports.
@@ -81,7 +85,7 @@ def training_step(
         PlanError: `plan` is of another model, shape or machine.
         SelectionError: with `deterministic`, an operator has no right and deterministic implementation.
     """
-    options = StepOptions(amp, scaler, clip_grad_norm, accumulate)
+    options = StepOptions(amp, scaler, clip_grad_norm, accumulate, gradients=gradients)
     return observed_training_step(
         model, loss_fn, optimizer, batch, options=options, plan=plan, settings=checked_settings(settings), name=name
     )

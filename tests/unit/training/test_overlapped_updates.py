@@ -118,7 +118,7 @@ class Heard(GradientAllReduce):
     def begin(self, bucket: Sequence[torch.Tensor], made: Sequence[torch.cuda.Event] = ()) -> None:
         self.said.append(("sent", frozenset(map(id, bucket))))
 
-    def end(self) -> None:
+    def receive(self) -> None:
         self.said.append("waited")
 
 

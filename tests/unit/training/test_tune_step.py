@@ -350,6 +350,12 @@ def test_the_summary_holds_all_three_directions(settings: convoy.Settings):
         ({"batch": ()}, InputError, "batch"),
         ({"accumulate": 0}, InputError, "accumulate"),
         ({"clip_grad_norm": -1.0}, InputError, "clip_grad_norm"),
+        ({"gradients": "fp8"}, InputError, "gradients: got 'fp8', expected 'bf16' or 'bf16_error_feedback'"),
+        (
+            {"gradients": "bf16_error_feedback", "scaler": torch.amp.GradScaler("cpu")},
+            InputError,
+            "amp=torch.bfloat16",
+        ),
         ({"amp": torch.float64}, InputError, "amp"),
         ({"loss_fn": lambda y, t: y}, InputError, "one number"),
         ({"plan": "nowhere.json"}, PlanError, "nowhere"),

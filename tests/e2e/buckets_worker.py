@@ -40,7 +40,7 @@ def net() -> nn.Module:
 def check_compressed(
     gradients: Any, batch: tuple[torch.Tensor, ...], model: nn.Module, plan: Path, settings: convoy.Settings
 ) -> None:
-    """One step by a plan with its gradients sent in bf16, also with updates during the backward pass: PyTorch's within rounding."""
+    """Gradients that are sent in bf16 are PyTorch's within rounding, also with updates during the backward pass."""
     stock, late, early = (nn.parallel.DistributedDataParallel(copy.deepcopy(model)) for _ in range(3))
     with torch.autocast("cpu", torch.bfloat16):
         loss = cross_entropy(stock(batch[0]), batch[1])

@@ -18,8 +18,8 @@ from bench.layers import gpu_layer_tables, layer_floor
 from bench.shared import record, svg
 from bench.shared import rows as shared_rows
 
-from convoy.compare.scaling.scaling_jobs import DIFFERENCES
-from convoy.compare.scaling.scaling_jobs import UNITS as SCALING_UNITS
+from convoy.compare.scaling.scaling_rows import DIFFERENCES
+from convoy.compare.scaling.scaling_rows import UNITS as SCALING_UNITS
 from convoy.compare.study.study_strategies import SOLVERS
 from convoy.engines.manifest import MANIFEST, RETIRED
 from convoy.problem import DTYPE_BYTES

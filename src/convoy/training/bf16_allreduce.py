@@ -1,4 +1,4 @@
-"""Gradients averaged over processes in bf16: half the bytes of fp32, as DistributedDataParallel's `bf16_compress_hook` sends them."""
+"""Gradients averaged over processes in bf16: half the bytes of fp32, as by DistributedDataParallel's `bf16_compress_hook`."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Bf16ErrorFeedback(Bf16AllReduce):
         return arrive
 
     def _errors_of(self, bucket: Sequence[torch.Tensor], size: int, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What rounding dropped of a bucket's gradients in the last step, and of this process's share of its averages; flat, fp32.
+        """What rounding dropped in the last step, of a bucket's gradients and of this process's share of its averages; flat, fp32.
 
         The bucket is padded with zeros to a multiple of the number of processes.
 
@@ -131,7 +131,7 @@ class Bf16ErrorFeedback(Bf16AllReduce):
 
 
 def _rounded(values: torch.Tensor) -> torch.Tensor:
-    """fp32 values in bf16; what rounding drops stays in `values`. Nothing stays of infinities and NaN, which would never leave."""
+    """fp32 values in bf16; what rounding drops stays in `values`, but nothing of infinities and NaN, which would never leave."""
     found = values.to(torch.bfloat16)
     values.sub_(found).nan_to_num_(0.0, 0.0, 0.0)
     return found

@@ -59,7 +59,9 @@ def _check_options(options: StepOptions) -> None:
         raise InputError("gradients", options.gradients, f"{' or '.join(map(repr, GRADIENTS))}, or None")
     if options.gradients == BF16_ERROR_FEEDBACK and scaler is not None:
         todo = "Use amp=torch.bfloat16, which needs no scaler, or gradients='bf16'."
-        raise InputError("gradients", options.gradients, "gradients that no scaler scales, step by step another way", todo)
+        raise InputError(
+            "gradients", options.gradients, "gradients that no scaler scales, step by step another way", todo
+        )
 
 
 def _check_optimizer(module: LossModule, optimizer: Any) -> None:

@@ -209,14 +209,17 @@ class TrainingJob:
         return check
 
     def _collectives(self) -> list[Collective]:
-        """The all-reduces of the gradients, where there are several processes."""
+        """The all-reduces of the gradients, where there is a process group.
+
+        A group of one process is planned for as one of two, so that its plan serves any number.
+        """
         group = self.options.group
         if group is None or self.options.accumulate > 1:
             return []
         graph = self.capture.captured.graph
         names = graph.outputs[1 : 1 + len(self.capture.learned)]
         specs = [graph.values[name].spec for name in names]
-        processes = torch.distributed.get_world_size(group)
+        processes = max(2, torch.distributed.get_world_size(group))
         return collectives(names, [spec.size_bytes for spec in specs], [spec.dtype for spec in specs], processes)
 
     def _conclude(

@@ -109,6 +109,7 @@ TEXTS = {
     "--out": "absent/out",
     "--pattern": "2:9:4",
     "--plan": "absent/p.json",
+    "--plans": "absent/plans",
     "--problem": "conv:what",
     "--profile": "absent/out",
     "--providers": "torch.dpp",

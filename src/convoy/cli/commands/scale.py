@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def scale(
-    model: shared.Model,
+    model: given.Models,
     batch: given.Batch = 128,
     size: shared.Size = None,
     dtype: given.Dtype = "fp32",
@@ -39,30 +40,38 @@ def scale(
     endpoint: given.Endpoint = "",
     effort: given.Effort = "quick",
     db: shared.Db = None,
+    plans: given.Plans = None,
     timeout_s: given.TimeoutS = 900.0,
     round_s: given.RoundS = 0.3,
     output: given.Output = None,
     report: shared.Report = None,
     again: given.Again = False,
 ) -> None:
-    """Train MODEL on several GPUs, or CPU processes: throughput, efficiency, time of computation, communication and input."""
+    """Train each MODEL on several GPUs, or CPU processes: throughput, efficiency, time of computation and communication."""
     settings = values.settings_from(effort=effort, db=db)
+    if not values.words_of(model):
+        raise InputError("MODEL", model, "models, separated by commas")
+    if plans is not None and not plans.is_dir():
+        raise InputError("--plans", str(plans), "a folder that exists")
     # Other hosts have no figures, and on a shared disk their file would be the first one's.
-    path = (output or Path(f"scale-{file_word(model)}.json")) if node_rank <= 0 else None
+    models = list(dict.fromkeys(values.words_of(model)))
+    path = (output or Path(f"scale-{'-'.join(map(file_word, models))}.json")) if node_rank <= 0 else None
     check_outputs({"--out": path, "--report": report})
     where = values.pick_device(device)
 
     from convoy.compare.scaling.scaling_jobs import ScaleRequest
 
     request = ScaleRequest(
-        model=model, gpus=_counts(gpus, where), batch=batch, scalings=_scalings(weak, strong),
+        model=models[0], gpus=_counts(gpus, where), batch=batch, scalings=_scalings(weak, strong),
         providers=tuple(values.words_of(providers)), dtype=dtype, device=where, size=values.image_size(size) or 0,
         nodes=nodes, node_rank=node_rank, endpoint=endpoint, timeout_s=timeout_s, round_s=round_s,
-        effort=str(settings.effort), db=str(db or ""), trust=trust,
+        effort=str(settings.effort), db=str(db or ""), trust=trust, plans=str(plans or ""),
     )  # fmt: skip
     request.check(_available(where))
+    requests = [dataclasses.replace(request, model=name) for name in models]
     # A name that is no model's is the user's error: it is reported once, and not by each process.
-    values.load(model, None, "fp32", "cpu", trust=trust)
+    for one in requests:
+        values.load(one.model, None, "fp32", "cpu", trust=trust)
 
     from convoy.compare.runs.device_lock import claim
     from convoy.measurement import detect_target
@@ -70,7 +79,7 @@ def scale(
     kept.run_file(path)
     interrupt.unwinds()  # ends torchrun
     with claim(detect_target(where), tell, count=max(request.gpus)) as notes:
-        _measure(request, _start(request, path, notes, again=again), path, report, notes)
+        _measure(requests, _start(requests, path, notes, again=again), path, report, notes)
 
 
 def _scalings(weak: bool, strong: bool) -> tuple[str, ...]:
@@ -97,15 +106,16 @@ def _counts(text: str | None, device: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _start(request: ScaleRequest, output: Path | None, notes: Sequence[str], *, again: bool) -> Run:
+def _start(requests: Sequence[ScaleRequest], output: Path | None, notes: Sequence[str], *, again: bool) -> Run:
     from convoy.compare import Run
     from convoy.compare.runs.manifest import make_manifest
     from convoy.compare.runs.runfile import resumed
 
+    request = requests[0]
     # Numbers of GPUs and providers are no part of the request: a run goes on with others, and those that are there stay.
     size = list(request.size) if isinstance(request.size, tuple) else request.size  # as JSON gives it back
     asked = {
-        "command": "scale", "model": request.model, "batch": request.batch, "dtype": request.dtype,
+        "command": "scale", "model": ",".join(one.model for one in requests), "batch": request.batch, "dtype": request.dtype,
         "size": size, "nodes": request.nodes, "effort": request.effort, "seconds": request.round_s,
     }  # fmt: skip
     protocol = (
@@ -116,20 +126,23 @@ def _start(request: ScaleRequest, output: Path | None, notes: Sequence[str], *, 
     return resumed(output, fresh, again=again) if output is not None else fresh
 
 
-def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path | None, notes: RunWarnings) -> None:
+def _measure(
+    requests: Sequence[ScaleRequest], run: Run, output: Path | None, report: Path | None, notes: RunWarnings
+) -> None:
     """Run job by job; finished rows are in the file when a later job fails or is interrupted."""
     from dataclasses import replace
 
     from convoy.cli.output.progress import Bar
     from convoy.compare import write
     from convoy.compare.runs.device_lock import noted
-    from convoy.compare.scaling.scaling_jobs import jobs, with_efficiency
+    from convoy.compare.scaling.scaling_jobs import jobs
     from convoy.compare.scaling.scaling_launch import run as run_job
+    from convoy.compare.scaling.scaling_rows import with_efficiency
 
-    found = list(jobs(request))
+    found = [job for request in requests for job in jobs(request)]
     with Bar() as bar:
         for number, job in enumerate(found):
-            bar(f"{job.provider} on {job.world}, {job.scaling}", number, len(found))
+            bar(f"{job.request.model}: {job.provider} on {job.world}, {job.scaling}", number, len(found))
             if _is_known(job, run):
                 continue
             row = run_job(job)
@@ -143,6 +156,7 @@ def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path 
     run = noted(run, notes)
     if output is not None and run.rows:
         write(run, output)
+    request = requests[0]
     _tell(request, run)
     if request.node_rank > 0:
         return

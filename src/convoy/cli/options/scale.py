@@ -9,6 +9,13 @@ import typer
 
 from convoy.cli.command import MEASURING, MODEL, OUTPUT, PROCESSES, SUBJECT, TUNING
 
+Models = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Models, separated by commas: torchvision names (alexnet), timm:NAME, FILE.py:FACTORY (with --trust), .pt2 files.",
+    ),
+]
 Batch = Annotated[
     int,
     typer.Option(
@@ -22,7 +29,12 @@ Dtype = Annotated[
 ]
 Providers = Annotated[
     str,
-    typer.Option("--providers", help="Who trains, separated by commas: torch.ddp, convoy.", rich_help_panel=SUBJECT),
+    typer.Option(
+        "--providers",
+        help="Who trains, separated by commas: torch.ddp, torch.ddp.compiled, convoy. With +bf16 behind it, a provider sends its"
+        " gradients in bf16 (convoy+bf16); with +bf16_error_feedback, Convoy adds what rounding dropped to the next step's.",
+        rich_help_panel=SUBJECT,
+    ),
 ]
 Weak = Annotated[
     bool,
@@ -57,6 +69,14 @@ Endpoint = Annotated[
 Effort = Annotated[
     str,
     typer.Option("--effort", help="How much Convoy's step tunes: none, quick or full.", rich_help_panel=TUNING),
+]
+Plans = Annotated[
+    Path | None,
+    typer.Option(
+        "--plans",
+        help="A folder of Convoy's plans: a plan that is there is replayed, on any number of GPUs; others are written.",
+        rich_help_panel=TUNING,
+    ),
 ]
 TimeoutS = Annotated[
     float,

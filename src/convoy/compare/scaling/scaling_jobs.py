@@ -5,24 +5,30 @@ A job is one number of processes with one provider, started by torchrun (`scalin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from convoy.compare.runs.rows import Figure, Row
+from convoy.compare.runs.rows import Row
 from convoy.errors import InputError, unknown_name
 
 DTYPES: Final = ("fp32", "fp16", "bf16")
 """Types of a step: fp32, or autocast with fp32 parameters."""
 
-PROVIDERS: Final = ("torch.ddp", "convoy")
-"""PyTorch's own DistributedDataParallel at its best eager setting, and the step of `convoy.training_step`."""
+PROVIDERS: Final = ("torch.ddp", "torch.ddp.compiled", "convoy")
+"""PyTorch's own DistributedDataParallel at its best eager setting; the same compiled by Inductor and captured as a CUDA graph;
+the step of `convoy.training_step`."""
+
+DEFAULT_PROVIDERS: Final = ("torch.ddp", "convoy")
+"""Those of a command that names none: Inductor compiles for a minute or more in each job."""
+
+GRADIENTS: Final = {"torch.ddp": ("bf16",), "torch.ddp.compiled": ("bf16",), "convoy": ("bf16", "bf16_error_feedback")}
+"""How a provider can send its gradients besides in their own dtype: `convoy+bf16` is the name of such a provider."""
+
+PROVIDER_NAMES: Final = (*PROVIDERS, *(f"{name}+{sent}" for name, all_sent in GRADIENTS.items() for sent in all_sent))
 
 BASELINE_KEPT: Final = "baseline kept"
 """In a setting of Convoy's: its plan was not better than PyTorch's own loss and gradients, which run in its place."""
-
-NOISY: Final = 0.10
-"""A relative spread of the rounds above this is noise."""
 
 MOST_REPEATS: Final = 2
 """How often noisy rounds are taken again."""
@@ -33,28 +39,11 @@ COUNT_AXIS: Final = {"cuda": "gpus", "cpu": "processes"}
 WEAK: Final = "weak"
 STRONG: Final = "strong"
 
-UNITS: Final[dict[str, str]] = {
-    "step_ms": "ms",
-    "compute_ms": "ms",
-    "exposed_ms": "ms",
-    "group_ms": "ms",
-    "input_ms": "ms",
-    "host_ms": "ms",
-    "launch_ms": "ms",
-    "allreduce_ms": "ms",
-    "collective_ms": "ms",
-    "bare_ms": "ms",
-    "bound_ms": "ms",
-    "link_gb_per_s": "GB/s",
-    "gradient_bytes": "B",
-    "peak_memory_bytes": "B",
-    "images_per_s": "1/s",
-    "efficiency": "1",
-}
-"""Metrics of a scaling row, with their units (docs/how-to/scale.md)."""
 
-DIFFERENCES: Final = ("exposed_ms", "group_ms", "input_ms")
-"""Metrics that are differences of two kinds of rounds: below zero where there is less to see than noise."""
+def parts_of(provider: str) -> tuple[str, str | None]:
+    """A provider's name of `PROVIDERS`, and how its gradients are sent; None: in their own dtype."""
+    name, _, sent = provider.partition("+")
+    return name, sent or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +55,7 @@ class ScaleRequest:
         gpus: numbers of processes on each host, one GPU each; on a CPU, processes.
         batch: images of one GPU and step (weak scaling), or of all together (strong).
         scalings: `weak`, `strong` or both.
-        providers: of `PROVIDERS`.
+        providers: of `PROVIDER_NAMES`.
         dtype: `fp32`, or `fp16` or `bf16` for autocast with fp32 parameters.
         device: `cpu` or `cuda`.
         size: of the images, pixels; one number for square images, or (height, width); 0: the model's own.
@@ -79,13 +68,14 @@ class ScaleRequest:
         effort: how much Convoy's step may tune.
         db: the performance database; empty: the default one.
         trust: the model's file may run code.
+        plans: a folder of Convoy's plans: a job replays the plan of its model, batch and dtype, or writes it; empty: none.
     """
 
     model: str
     gpus: tuple[int, ...]
     batch: int
     scalings: tuple[str, ...] = (WEAK,)
-    providers: tuple[str, ...] = PROVIDERS
+    providers: tuple[str, ...] = DEFAULT_PROVIDERS
     dtype: str = "fp32"
     device: str = "cuda"
     size: int | tuple[int, int] = 0
@@ -98,6 +88,7 @@ class ScaleRequest:
     effort: str = "quick"
     db: str = ""
     trust: bool = False
+    plans: str = ""
 
     def check(self, available: int) -> None:
         """Refuse a request that cannot run.
@@ -117,8 +108,8 @@ class ScaleRequest:
         if self.batch < 1:
             raise InputError("--batch", self.batch, "an integer of at least 1")
         for provider in self.providers:
-            if provider not in PROVIDERS:
-                raise unknown_name("--providers", provider, PROVIDERS)
+            if provider not in PROVIDER_NAMES:
+                raise unknown_name("--providers", provider, PROVIDER_NAMES)
         if self.dtype not in DTYPES:
             raise unknown_name("--dtype", self.dtype, DTYPES)
         if self.nodes < 1:
@@ -193,95 +184,3 @@ def jobs(request: ScaleRequest) -> Iterator[ScalingJob]:
         for count in sorted(request.gpus):
             for provider in request.providers:
                 yield ScalingJob(request, provider, count, scaling)
-
-
-def result_row(job: ScalingJob, result: Mapping[str, Any]) -> Row:
-    """The row of the result that rank 0 wrote."""
-    rounds: Mapping[str, Sequence[float]] = result["rounds"]
-    step = rounds_figure("step_ms", rounds["step"])
-    figures = [step]
-    if "compute" in rounds:
-        # One process does not communicate: the cost of its group is buckets, hooks and copies.
-        name = "exposed_ms" if job.world > 1 else "group_ms"
-        figures.append(rounds_figure("compute_ms", rounds["compute"]))
-        figures.append(_difference(name, rounds["step"], rounds["compute"]))
-    if "input" in rounds:
-        figures.append(_difference("input_ms", rounds["input"], rounds["step"]))
-    values: Mapping[str, float] = result["values"]
-    figures += [Figure.once(name, UNITS[name], float(value)) for name, value in values.items()]
-    images = job.batch * job.world * 1e3
-    figures.append(Figure("images_per_s", "1/s", images / step.p50, images / step.p80, images / step.p20))
-    if "link_gb_per_s" in values and values["link_gb_per_s"] > 0:
-        moved = 2 * (job.world - 1) / job.world * values["gradient_bytes"]
-        figures.append(Figure.once("bound_ms", "ms", moved / values["link_gb_per_s"] / 1e6))
-    loud = [name for name, own in rounds.items() if relative_spread(own) > NOISY]
-    detail = {"backend": str(result["backend"]), "rounds": {name: list(own) for name, own in rounds.items()}}
-    return job.row(
-        setting=str(result["setting"]),
-        figures=tuple(figures),
-        noisy=bool(loud),
-        notes=tuple(map(str, result["notes"])),
-        detail={**detail, "noisy": loud} if loud else detail,
-    )
-
-
-def _difference(metric: str, more: Sequence[float], less: Sequence[float]) -> Figure:
-    """Difference of two kinds of rounds, round by round: a disturbance of a whole round cancels."""
-    return rounds_figure(metric, [one - other for one, other in zip(more, less, strict=True)])
-
-
-def relative_spread(values: Sequence[float]) -> float:
-    """Half the distance from the 20th to the 80th percentile, over the median."""
-    found = rounds_figure("step_ms", values)
-    return found.spread / found.p50 if found.p50 else 0.0
-
-
-def rounds_figure(metric: str, seconds: Sequence[float]) -> Figure:
-    """Milliseconds from a round's seconds a step."""
-    ordered = sorted(1e3 * value for value in seconds)
-
-    def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        low = int(place)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-    return Figure(metric, UNITS[metric], at(0.5), at(0.2), at(0.8))
-
-
-def with_efficiency(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their efficiency: images a second and GPU over that of the fewest GPUs, of the same provider and scaling."""
-    base: dict[tuple[object, ...], Row] = {}
-    for row in sorted(rows, key=count_of):
-        if row.ok:
-            base.setdefault(_series(row), row)
-    return [_efficient(row, base[_series(row)]) if row.ok else row for row in rows]
-
-
-def _series(row: Row) -> tuple[object, ...]:
-    """Fields that the rows of one line share. Batches of strong scaling differ from row to row."""
-    return (
-        row.subject,
-        row.provider,
-        row.dtype,
-        row.axes["scaling"],
-        row.batch * (count_of(row) if _is_strong(row) else 1),
-    )
-
-
-def _is_strong(row: Row) -> bool:
-    return row.axes["scaling"] == STRONG
-
-
-def count_of(row: Row) -> int:
-    """How many GPUs a row is for, or processes if it is of a CPU; older files call both `gpus`."""
-    return int(next(row.axes[name] for name in reversed(COUNT_AXIS.values()) if name in row.axes))
-
-
-def _efficient(row: Row, base: Row) -> Row:
-    speed, least = row.figure("images_per_s"), base.figure("images_per_s")
-    assert speed is not None
-    assert least is not None
-    value = speed.p50 / count_of(row) / (least.p50 / count_of(base))
-    kept = tuple(figure for figure in row.figures if figure.metric != "efficiency")
-    return replace(row, figures=(*kept, Figure.once("efficiency", "1", value)))

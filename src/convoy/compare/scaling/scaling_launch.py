@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from convoy.compare.runs.rows import Row
-from convoy.compare.scaling.scaling_jobs import ScalingJob, result_row
+from convoy.compare.scaling.scaling_jobs import ScalingJob, parts_of
+from convoy.compare.scaling.scaling_rows import result_row
 from convoy.narrowing import is_dict
 
 WORKER: Final = "convoy.compare.scaling.scaling_worker"
@@ -60,12 +61,15 @@ def command(job: ScalingJob, folder: Path) -> list[str]:
     return [*words, "-m", WORKER, str(folder)]
 
 
-def run(job: ScalingJob, make: Callable[[ScalingJob, Path], Sequence[str]] = command) -> Row | None:
+def run(
+    job: ScalingJob, make: Callable[[ScalingJob, Path], Sequence[str]] = command, devices: Sequence[str] = ()
+) -> Row | None:
     """Run a job to its end.
 
     Args:
         job: to run.
         make: gives the argument list.
+        devices: GPUs that it may use, as `CUDA_VISIBLE_DEVICES` names them; none: those that this process may use.
 
     Returns:
         Its row; None on a host that is not the first, where the result is not.
@@ -81,7 +85,7 @@ def run(job: ScalingJob, make: Callable[[ScalingJob, Path], Sequence[str]] = com
             stdout=said,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=_environment(),
+            env=_environment(job, devices),
             start_new_session=True,
         )
         try:
@@ -114,10 +118,14 @@ def _port_in_use(job: ScalingJob) -> str:
     return ""
 
 
-def _environment() -> dict[str, str]:
+def _environment(job: ScalingJob | None = None, devices: Sequence[str] = ()) -> dict[str, str]:
     """The workers import from where we do; one thread each, unless the user says otherwise, as torchrun has it."""
+    if job is not None and parts_of(job.provider)[0] == "torch.ddp.compiled":
+        return {**_environment(None, devices), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}  # PyTorch's notes on CUDA graphs
     paths = [entry for entry in sys.path if entry] + [os.environ.get("PYTHONPATH", "")]
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
+    if devices:
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return {**os.environ, **own}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from convoy.compare.runs.rows import Figure, Row
-from convoy.compare.scaling.scaling_jobs import BASELINE_KEPT, count_of
+from convoy.compare.scaling.scaling_jobs import BASELINE_KEPT
+from convoy.compare.scaling.scaling_rows import count_of
 from convoy.report.curves import Series, curves_figure
 from convoy.report.sheet import Card, Cell, Part, Section, Table, table_of
 
@@ -18,10 +19,10 @@ HEADS: Final = (
 NUMBERS: Final = (1, 3, 5, 6, 7, 8, 9, 10, 11, 12)
 
 LINK_HEADS: Final = (
-    "gpus", "scaling", "provider", "MB", "GB/s", "all-reduce", "bound", "exposed", "20 %", "80 %",
+    "net", "gpus", "scaling", "provider", "MB", "GB/s", "all-reduce", "bound", "exposed", "20 %", "80 %",
     "running", "bare", "group", "host", "peak MiB",
 )  # fmt: skip
-LINK_NUMBERS: Final = tuple(range(3, 15))
+LINK_NUMBERS: Final = (1, *range(4, 16))
 LINK_CAPTION: Final = (
     "Communication, in milliseconds. MB: gradients. bound: 2 (n-1) / n of their bytes at the link's speed. exposed: how much"
     " longer a step takes with all-reduce than without, with the 20th and 80th percentile over the rounds. running: how long"
@@ -86,7 +87,7 @@ def link_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         spread = (f"{communication.p20:.2f}", f"{communication.p80:.2f}") if communication else ("", "")
         lines.append(
             (
-                str(count_of(row)), str(row.axes["scaling"]), row.provider,
+                row.subject, str(count_of(row)), str(row.axes["scaling"]), row.provider,
                 _shown(row.figure("gradient_bytes"), ".1f", 1e6), _shown(row.figure("link_gb_per_s"), ".1f"),
                 _shown(row.figure("allreduce_ms")), _shown(row.figure("bound_ms")), _shown(communication), *spread,
                 _shown(row.figure("collective_ms")), _shown(row.figure("bare_ms")), _shown(_group(row)),
@@ -113,9 +114,10 @@ def _group(row: Row) -> Figure | None:
 def settings(rows: Sequence[Row]) -> list[str]:
     """How each provider was set; which of its rows, where they differ."""
     found: dict[str, dict[str, list[str]]] = {}
+    where_of = _places(rows)
     for row in rows:
         if row.ok:
-            found.setdefault(row.provider, {}).setdefault(row.setting, []).append(_where(row))
+            found.setdefault(row.provider, {}).setdefault(row.setting, []).append(where_of(row))
     return [
         f"{provider}{f' on {_listed(where)}' if len(own) > 1 else ''}: {setting}"
         for provider, own in found.items()
@@ -129,16 +131,23 @@ def notes(rows: Sequence[Row]) -> list[str]:
     How each row's schedule was found stands in the run file alone: a dozen lines for every number of GPUs.
     """
     found: dict[tuple[str, str], list[str]] = {}
+    where_of = _places(rows)
     for row in rows:
         loud: Sequence[str] = row.detail.get("noisy", ())
         noise = [f"rounds of these kinds are noisy: {', '.join(loud)}"] if loud else []
         for note in (*(note for note in row.notes if not note.startswith(SCHEDULE)), *noise):
-            found.setdefault((row.provider, note), []).append(_where(row))
+            found.setdefault((row.provider, note), []).append(where_of(row))
     return [f"{provider} on {_listed(where)}: {note}" for (provider, note), where in found.items()]
 
 
-def _where(row: Row) -> str:
-    return f"{count_of(row)} {row.axes['scaling']}"
+def _places(rows: Sequence[Row]) -> Callable[[Row], str]:
+    """How lines say which row they are of: with the net where there are several."""
+    several = len({row.subject for row in rows}) > 1
+
+    def where(row: Row) -> str:
+        return f"{f'{row.subject} on ' if several else ''}{count_of(row)} {row.axes['scaling']}"
+
+    return where
 
 
 def _listed(where: Sequence[str]) -> str:
@@ -147,8 +156,10 @@ def _listed(where: Sequence[str]) -> str:
 
 def failures(rows: Sequence[Row]) -> list[str]:
     """A line for each row that is not `ok`, with its reason."""
+    several = len({row.subject for row in rows}) > 1
     return [
-        f"{row.provider} on {count_of(row)}, {row.axes['scaling']}: {row.status}: {row.reason}"
+        f"{f'{row.subject}: ' if several else ''}{row.provider} on {count_of(row)}, {row.axes['scaling']}: {row.status}:"
+        f" {row.reason}"
         for row in rows
         if not row.ok
     ]

@@ -23,8 +23,10 @@ from convoy.compare.scaling.scaling_clocks import (
     steps_a_round,
     wait,
 )
-from convoy.compare.scaling.scaling_jobs import MOST_REPEATS, NOISY, relative_spread
-from convoy.compare.scaling.scaling_providers import PROVIDERS, Stage, TrainingSetup
+from convoy.compare.scaling.scaling_jobs import MOST_REPEATS, parts_of
+from convoy.compare.scaling.scaling_providers import PROVIDERS
+from convoy.compare.scaling.scaling_rows import NOISY, relative_spread
+from convoy.compare.scaling.scaling_setup import Stage, TrainingSetup
 
 
 def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[str, Any]:
@@ -38,9 +40,10 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
     request = job["request"]
     stage("building the model")
     set_flags(device.type)
-    setup = TrainingSetup.of(request, int(job["batch"]), device)
+    provider, gradients = parts_of(job["provider"])
+    setup = TrainingSetup.of(request, int(job["batch"]), device, gradients)
     stage(f"preparing {job['provider']}")
-    trained = PROVIDERS[job["provider"]](setup, request, stage)
+    trained = PROVIDERS[provider](setup, request, stage)
     stage("warming up")
     for step in trained.steps.values():
         for _ in range(WARM_UPS):

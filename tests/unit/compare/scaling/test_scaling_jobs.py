@@ -21,7 +21,7 @@ from convoy.cli.app import app
 from convoy.compare import Figure, read
 from convoy.compare.scaling import scaling_launch, scaling_measure, scaling_worker
 from convoy.compare.scaling.scaling_clocks import collective_ms, union_us
-from convoy.compare.scaling.scaling_jobs import ScaleRequest, ScalingJob, jobs, result_row, with_efficiency
+from convoy.compare.scaling.scaling_jobs import ScaleRequest, ScalingJob, jobs
 from convoy.compare.scaling.scaling_launch import command, explain, run
 from convoy.compare.scaling.scaling_lines import (
     HEADS,
@@ -35,7 +35,8 @@ from convoy.compare.scaling.scaling_lines import (
     table,
 )
 from convoy.compare.scaling.scaling_measure import measure
-from convoy.compare.scaling.scaling_providers import loss_of
+from convoy.compare.scaling.scaling_rows import result_row, with_efficiency
+from convoy.compare.scaling.scaling_setup import loss_of
 from convoy.errors import InputError
 
 REQUEST = ScaleRequest(model="resnet50", gpus=(1, 2, 4), batch=8, device="cuda", timeout_s=20.0)
@@ -177,7 +178,7 @@ def test_the_terms_of_the_bound_are_shown() -> None:
     }
     row = result_row(JOB, result(0.010, 0.008, **values))
     (line,) = link_table([row, JOB.row(status="crashed", reason="died")])
-    assert dict(zip(LINK_HEADS[3:], line[3:], strict=True)) == {
+    assert dict(zip(LINK_HEADS[4:], line[4:], strict=True)) == {
         "MB": "100.0", "GB/s": "100.0", "all-reduce": "1.50", "bound": "1.00", "exposed": "2.00",
         "20 %": "2.00", "80 %": "2.00", "running": "3.00", "bare": "0.75", "group": "",
         "host": "0.25", "peak MiB": "1024",

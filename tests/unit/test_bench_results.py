@@ -18,6 +18,7 @@ from bench.layers import gpu_layer_tables, layer_floor
 from bench.shared import record, svg
 from bench.shared import rows as shared_rows
 
+from convoy.compare.scaling.scaling_jobs import PROVIDER_NAMES as SCALING_PROVIDERS
 from convoy.compare.scaling.scaling_rows import DIFFERENCES
 from convoy.compare.scaling.scaling_rows import UNITS as SCALING_UNITS
 from convoy.compare.study.study_strategies import SOLVERS
@@ -63,6 +64,8 @@ JOINED |= {"libconvoy"}
 """The C runtime, in `bench/package.py`."""
 JOINED |= {"all"}
 """Who took a comparison's time in `bench/compare/compare.py`."""
+JOINED |= set(SCALING_PROVIDERS)
+"""Data-parallel training in `bench/scaling/scaling.py`."""
 WAYS = {f"convoy.{way}" for way in ("criteria", "neighbours", "models", "config")}
 """Ways to choose that `bench/tuning/criteria.py` compares."""
 WAYS |= {f"convoy.{strategy.replace(' ', '_')}" for strategy in SOLVERS}

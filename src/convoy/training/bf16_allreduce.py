@@ -112,7 +112,7 @@ class Bf16ErrorFeedback(Bf16AllReduce):
         return arrive
 
     def _errors_of(self, bucket: Sequence[torch.Tensor], size: int, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What rounding dropped in the last step, of a bucket's gradients and of this process's share of its averages; flat, fp32.
+        """What the last rounding dropped: of a bucket's gradients, and of this process's share of the averages; flat, fp32.
 
         The bucket is padded with zeros to a multiple of the number of processes.
 

@@ -29,7 +29,7 @@ _NAME = re.compile(r"\w[\w.]*(@[a-z]+)?", re.ASCII)
 _ENGINE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 _FORMATS = (*LAYOUTS, *VOLUME_LAYOUTS)
 _LAYOUT = re.compile("|".join((*_FORMATS, ANY_LAYOUT)))
-_PROBLEM = re.compile(r"[a-z]+:[\w:.+,=\[\]-]+", re.ASCII)
+_PROBLEM = re.compile(r"[a-z][a-z0-9]*:[\w:.+,=\[\]-]+", re.ASCII)
 
 
 def save(plan: Plan, path: str | Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -121,7 +123,7 @@ def test_regions_offer_both_formats_and_the_2d_problem():
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["ncdhw", "ndhwc"])
-def test_an_optimized_net_is_right(last: bool):
+def test_an_optimized_net_is_right_also_from_files(last: bool, tmp_path: Path):
     net = video()
     x = X.contiguous(memory_format=torch.channels_last_3d) if last else X
     exact = video().double()
@@ -139,6 +141,14 @@ def test_an_optimized_net_is_right(last: bool):
         for have, want, as_stock in zip(fast(x), expected, stock, strict=True):
             torch.testing.assert_close(have.double(), want, rtol=1e-5, atol=1e-5)
             assert have.stride() == as_stock.stride()
+        fast.save(tmp_path / "plan.json")
+        again = convoy.load(net, tmp_path / "plan.json", (x,))
+        assert again.plan.steps == fast.plan.steps
+        convoy.export(fast, tmp_path / "net.convoy")
+        opened = convoy.open(tmp_path / "net.convoy", trust=True)
+        for made in (again(x), opened(x)):
+            assert all(torch.equal(have, want) for have, want in zip(made, fast(x), strict=True))
+            assert [tensor.stride() for tensor in made] == [tensor.stride() for tensor in stock]
 
 
 def test_a_training_step_is_right():

@@ -48,6 +48,10 @@ def file_form(path: Path) -> tuple[str, bool]:
     raise InputError("file", path.name, "a name that ends in one of " + ", ".join(SUFFIXES))
 
 
+CsvLine = tuple[int, list[str]]
+"""A line's number, and its cells."""
+
+
 @dataclass(frozen=True, slots=True)
 class CsvTable:
     """A CSV file of rows, split into cells but not checked.
@@ -60,11 +64,11 @@ class CsvTable:
 
     name: str
     header: list[str]
-    lines: list[tuple[int, list[str]]]
+    lines: list[CsvLine]
 
-    def row(self, index: int) -> Measurement:
-        """One of the lines, checked; raises InputError naming the line if it is malformed."""
-        line, cells = self.lines[index]
+    def checked(self, numbered: CsvLine) -> Measurement:
+        """The row of one of the lines; raises InputError naming the line if it is malformed."""
+        line, cells = numbered
         try:
             given = {column: _checked(column, cell) for column, cell in zip(self.header, cells, strict=True)}
             return checked_row({**DEFAULTS, **given})
@@ -120,9 +124,7 @@ def csv_header(reader: _CsvReader, name: str) -> list[str]:
     return header
 
 
-def split_csv(
-    reader: _CsvReader, header: Sequence[str], refuse: Callable[[int, str], None]
-) -> Iterator[tuple[int, list[str]]]:
+def split_csv(reader: _CsvReader, header: Sequence[str], refuse: Callable[[int, str], None]) -> Iterator[CsvLine]:
     """The number and the cells of every line that has as many cells as there are columns; empty lines are skipped."""
     while True:
         line = reader.line_num + 1

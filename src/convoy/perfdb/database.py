@@ -92,9 +92,9 @@ class Database:
         rows += [row for row in self._shipped(target, lambda s: s.lookup(problem, protocol)) if row.config not in own]
         return sorted(rows, key=lambda row: (row.config.engine, row.config.version, str(row.config.knobs)))
 
-    def _shipped(self, target: str, ask: Callable[[ShippedTable], list[Measurement]]) -> list[Measurement]:
+    def _shipped(self, target: str, ask: Callable[[ShippedTable], Sequence[Measurement]]) -> Sequence[Measurement]:
         """The answer of the results that ship for a target."""
-        return self._tables.query(target, ask) if self._with_shipped else []
+        return self._tables.query(target, ask) if self._with_shipped else ()
 
     def targets(self) -> dict[str, Target]:
         """All described targets, the user's and those of the shipped results, by digest."""

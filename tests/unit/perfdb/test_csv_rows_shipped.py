@@ -19,7 +19,7 @@ def table() -> CsvTable:
 
 def test_each_row_is_that_of_the_plain_check(table: CsvTable) -> None:
     for index in range(0, len(table.lines), 97):
-        assert table.row(index) == read_record(cells_record(table.header, table.lines[index][1]))
+        assert table.checked(table.lines[index]) == read_record(cells_record(table.header, table.lines[index][1]))
 
 
 @pytest.mark.parametrize(
@@ -49,5 +49,5 @@ def test_a_damaged_cell_is_refused_in_the_same_words(table: CsvTable, column: st
         read_record(cells_record(table.header, cells))
     for _ in range(2):  # a refusal is not remembered as a value
         with pytest.raises(InputError, match="line 2") as caught:
-            damaged.row(0)
+            damaged.checked(damaged.lines[0])
         assert str(plain.value) in str(caught.value)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from convoy.errors import InputError
-from convoy.perfdb import Database, shipped
+from convoy.perfdb import Database, Measurement, shipped
 from convoy.perfdb.record import COLUMNS
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions, shipped_folder, shipped_targets, write_shipped
 from convoy.problem import SubgraphProblem
@@ -88,6 +88,34 @@ def test_rows_of_a_like_device_are_related(tmp_path, monkeypatch):
         assert database.related(TARGET, ("another",)) == []
         database.put([row(2), failure(3)], targets=[TARGET])
         assert database.related(TARGET, (protocol,)) == [row(2), row(0, target=newer.digest)]
+
+
+def test_databases_of_a_process_parse_a_file_once_and_another_file_anew(tmp_path, monkeypatch):
+    read, protocol = [], row(0).protocol
+    table = shipped.read_table
+    monkeypatch.setattr(shipped, "read_table", lambda file, name: read.append(name) or table(file, name))
+    monkeypatch.setattr(shipped, "shipped_folder", lambda: tmp_path)
+
+    def found() -> list[Measurement]:
+        with Database.memory(shipped=True) as database:
+            database.lookup(row(0).problem, TARGET.digest, protocol).clear()  # of its own
+            return database.lookup(row(0).problem, TARGET.digest, protocol)
+
+    (path,) = write_shipped([row(0), row(1)], tmp_path)
+    assert [found(), found()] == [[row(0)], [row(0)]]
+    assert read == [path.name]
+    assert shipped.open_shipped(TARGET.digest, tmp_path).rows() == [row(0), row(1)]
+    assert len(read) == 1
+    path.unlink()
+    assert found() == []
+    write_shipped([row(0, median_us=1.0)], tmp_path)
+    assert found() == [row(0, median_us=1.0)]
+    assert len(read) == 2
+    path.write_bytes(b"damaged")
+    for _ in range(2):
+        with Database.memory(shipped=True) as database:
+            assert database.lookup(row(0).problem, TARGET.digest, protocol) == []
+            assert any(TARGET.digest in line for line in database.warnings)
 
 
 @pytest.mark.parametrize("ships", [True, False])

@@ -28,6 +28,7 @@ from bench.package import package_table
 from bench.pages.answers import answers_table, headline
 from bench.pages.papers import PAPERS
 from bench.pruned.pruned_tables import pruned_net_table, pruned_table
+from bench.scaling.network_model import network_table, parts_table
 from bench.scaling.scaling_tables import scaling_table
 from bench.shared.rows import Row, preferred_first, rows_of
 from bench.study.strategies_table import strategies_table
@@ -106,6 +107,8 @@ def render(page: Path) -> dict[str, str]:
         "inference-ablation": ablations("inference", "Inference by steps"),
         "scaling-figure": figures("scaling", page, all_devices=every),
         "scaling": section("scaling", scaling_table, "Data-parallel training", all_devices=every),
+        "scaling-parts": section("scaling", parts_table, "What several GPUs add to a step", all_devices=every),
+        "scaling-network": section("scaling", network_table, "Efficiency over a network", all_devices=every),
         "pruned": section("pruned", pruned_table, "Pruned weights", all_devices=every),
         "pruned-net": section("pruned-net", pruned_net_table, "Pruned nets", all_devices=every),
         "zeroskip": section("zeroskip", zeroskip_table, "Zeros in feature maps", all_devices=every),

@@ -21,7 +21,11 @@ SCALING = {
 def scaling_table(rows: Sequence[Row], title: str) -> str:
     """Throughput, efficiency and where a step's time goes, by net, number of GPUs and provider."""
     found: dict[tuple[str, ...], dict[str, float]] = {}
+    failed: list[str] = []
     for row in rows:
+        if row["ok"] != "true":
+            failed.append(f"{row['subject']}, batch {row['batch']}, {row['provider']}: {row['note']}")
+            continue
         key = (row["subject"], row["dtype"], row["batch"], row["provider"])
         found.setdefault(key, {})[row["metric"]] = float(row["p50"])
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
@@ -36,4 +40,4 @@ def scaling_table(rows: Sequence[Row], title: str) -> str:
             f"{figures[m]:.1%}" if m == "efficiency" else f"{figures[m]:.4g}" if m in figures else "" for m in SCALING
         ]
         lines.append("| " + " | ".join((*key, *cells)) + " |")
-    return "\n".join(lines)
+    return "\n".join((*lines, *(["", f"Failed: {'; '.join(failed)}."] if failed else [])))

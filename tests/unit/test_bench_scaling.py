@@ -1,0 +1,132 @@
+"""bench/scaling: which jobs come first, which run beside each other, what the time cuts off; and the model of a network."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench.scaling import scaling
+from bench.scaling.network_model import Measured, efficiency, measured_of, network_ms, network_table, parts_table
+from bench.scaling.scaling_tables import scaling_table
+
+from convoy.compare import Run
+from convoy.compare.runs.rows import Row
+from convoy.compare.scaling.scaling_jobs import ScalingJob
+from convoy.compare.scaling.scaling_rows import result_row, with_efficiency
+
+
+def options(*words: str):
+    return scaling.parser().parse_args(["--device", "cuda", *words])
+
+
+def test_every_efficiency_has_its_base_first_and_one_process_sends_nothing() -> None:
+    found = list(scaling.stages(options("--gpus", "1,2,4", "--batches", "128,32")))
+    order = [(stage[0].request.batch, stage[0].processes, stage[0].provider) for stage in found]
+    assert order[:3] == [(128, 1, "convoy"), (128, 1, "torch.ddp"), (128, 1, "torch.ddp.compiled")]
+    assert [count for batch, count, _ in order if batch == 128] == [1] * 3 + [4] * 6 + [2] * 6
+    assert [batch for batch, _, _ in order] == [128] * 15 + [32] * 15
+    nets = {stage[0].provider: [job.request.model for job in stage] for stage in found}
+    assert nets["convoy"] == ["alexnet", "resnet50", "googlenet"]
+    assert nets["convoy+bf16"] == ["alexnet"]
+
+
+def jobs(count: int, processes: int, timeout_s: float = 300.0) -> list[ScalingJob]:
+    request = scaling.request_of(options(), "alexnet", 8)
+    return [
+        ScalingJob(replace(request, model=f"net{number}", timeout_s=timeout_s), "convoy", processes, "weak")
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("beside", "most"), [(True, 2), (False, 1)])
+def test_jobs_beside_each_other_have_gpus_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, beside: bool, most: int
+) -> None:
+    lock, used, seen, together = threading.Lock(), set[str](), [], [0]
+
+    def run(job: ScalingJob, devices: list[str]) -> Row:
+        with lock:
+            assert not used & set(devices)
+            used.update(devices)
+            together[0] = max(together[0], len(used) // 2)
+        time.sleep(0.05)
+        with lock:
+            used.difference_update(devices)
+        return job.row(status="crashed", reason="x")
+
+    monkeypatch.setattr(scaling.scaling_launch, "run", run)
+    scaling.run_stage(jobs(5, 2), ["4", "5", "6", "7"], scaling.Clock(100), seen.append, beside=beside)
+    assert sorted(row.subject for row in seen) == [f"net{number}" for number in range(5)]
+    assert together == [most]
+
+
+def test_what_the_calls_end_cuts_off_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def run(job: ScalingJob, devices: list[str]) -> Row:
+        limits.append(job.request.timeout_s)
+        return job.row(status="timeout", reason="no end")
+
+    monkeypatch.setattr(scaling.scaling_launch, "run", run)
+    seen: list[Row] = []
+    scaling.run_stage(jobs(1, 1), ["0"], scaling.Clock(60), seen.append, beside=False)
+    assert (seen, limits[0] < 60) == ([], True)
+    scaling.run_stage(jobs(1, 1, timeout_s=30), ["0"], scaling.Clock(60), seen.append, beside=False)
+    assert [row.status for row in seen] == ["timeout"]  # the job's own limit
+    scaling.run_stage(jobs(1, 1), ["0"], scaling.Clock(scaling.LEAST_S - 1), seen.append, beside=False)
+    assert len(limits) == 2  # not begun
+
+
+def rows(tmp_path: Path):
+    """As the CSV has them: one and four GPUs, gradients in bf16 on four alone, and a failure."""
+
+    def row(provider: str, count: int, step_s: float, compute_s: float, sent: float) -> Row:
+        values = {"gradient_bytes": sent, "bare_ms": 0.5, "collective_ms": 1.2} | (
+            {"link_gb_per_s": 300.0} if count > 1 else {}
+        )
+        result = {"rounds": {"step": [step_s] * 3, "compute": [compute_s] * 3}, "values": values}
+        result |= {"setting": "words", "notes": [], "backend": "nccl"}
+        return result_row(ScalingJob(jobs(1, 1)[0].request, provider, count, "weak"), result)
+
+    failed = replace(jobs(1, 4)[0], request=jobs(1, 1)[0].request, provider="torch.ddp").row(
+        status="crashed", reason="died"
+    )
+    found = [
+        row("convoy", 1, 0.010, 0.010, 240e6),
+        row("convoy", 4, 0.011, 0.010, 240e6),
+        row("convoy+bf16", 4, 0.0105, 0.010, 120e6),
+        failed,
+    ]
+    target = {"name": "GPU", "versions": {"torch": "2"}}
+    manifest = {"target": target, "protocol": "words", "commit": "0123456", "date": "2026-01-01T00:00:00Z"}
+    written = scaling.recorded(Run("scaling", manifest, tuple(with_efficiency(found))), tmp_path)
+    written.write()
+    return written.earlier()
+
+
+def test_the_network_is_modelled_from_rows_alone(tmp_path: Path) -> None:
+    found = measured_of(rows(tmp_path))
+    plain, half = (found[("net0", "bf16", "8", provider)] for provider in ("convoy", "convoy+bf16"))
+    assert plain == Measured(4, 10.0, 10.0, 1.0, 1.2, 240e6)
+    assert (half.single_ms, half.gradient_bytes) == (10.0, 120e6)  # one GPU sends nothing: its step is the plain one's
+    # 4 hosts, 50 GB/s: 1.5 * 240 MB, and 11 buckets of 6 hops of 10 us.
+    assert network_ms(plain, 16, 50.0) == pytest.approx(7.2 + 0.66)
+    taken, hidden = 7.86, 20 / 3
+    assert efficiency(plain, 16, 50.0) == pytest.approx(10 / (10 + 1 + taken - hidden))
+    assert efficiency(plain, 16, 1000.0) == pytest.approx(10 / 11)  # a fast network hides it: as on one host
+    assert efficiency(half, 64, 50.0) > efficiency(plain, 64, 50.0)
+    assert network_table(rows(tmp_path), "t").count("\n| net0") == 2
+
+
+def test_tables_show_parts_and_failures(tmp_path: Path) -> None:
+    held = rows(tmp_path)
+    parts = [line for line in parts_table(held, "t").splitlines() if line.startswith("| net0")]
+    assert parts[0] == "| net0 x4 | bf16 | 8 | convoy | 10 | 11 | 1 | 0.5 | 0.5 | 1.2 | 1.2 | 300 |"
+    assert len(parts) == 2
+    shown = scaling_table(held, "t")
+    assert "Failed: net0 x4 weak, batch 8, torch.ddp: crashed: died." in shown
+    assert "nan" not in shown
+    assert "95.2%" in shown  # 10 ms on one GPU of the plain provider, 10.5 on four with bf16

@@ -35,6 +35,11 @@ class Bf16AllReduce(GradientAllReduce):
         # Tensors that both streams use: freed when both were waited for.
         self._kept: list[torch.Tensor] = []
 
+    def restart(self) -> None:
+        """A step begins: nothing is under way, also where the last one was given up."""
+        super().restart()
+        self._kept.clear()
+
     def end(self) -> None:
         """What follows on torch's current stream finds all averages."""
         super().end()
@@ -82,9 +87,9 @@ class Bf16ErrorFeedback(Bf16AllReduce):
         self._errors: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         self._number = 0
 
-    def end(self) -> None:
-        """What follows on torch's current stream finds all averages."""
-        super().end()
+    def restart(self) -> None:
+        """A step begins, with the first bucket."""
+        super().restart()
         self._number = 0
 
     def _begun_in_bf16(self, bucket: Sequence[torch.Tensor]) -> Callable[[], None]:

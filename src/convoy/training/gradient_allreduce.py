@@ -62,6 +62,10 @@ class GradientAllReduce:
         self._arrival = self.stream
         self._under_way: list[Callable[[], None]] = []
 
+    def restart(self) -> None:
+        """A step begins: nothing is under way, also where the last one was given up."""
+        self._under_way.clear()
+
     def begin(self, bucket: Sequence[torch.Tensor], made: Sequence[torch.Event] = ()) -> None:
         """Send a bucket, of one dtype, when the events say that it is there."""
         if self.stream is None:
@@ -140,6 +144,7 @@ def allreduce_gradients(gradients: Sequence[torch.Tensor], averages: GradientAll
 
     Buckets go in reverse order, last layer first; all are under way before the first is waited for.
     """
+    averages.restart()
     back = list(reversed(gradients))
     stream = averages.stream
     made = [torch.cuda.current_stream(stream.device).record_event()] if stream is not None else []

@@ -38,6 +38,12 @@ class OverlappedAllReduce:
         self._completion = BucketCompletion(waits, averages.stream, in_order=True)
         self._arrivals: dict[int, torch.Event | None] = {}
 
+    def restart(self) -> None:
+        """A step begins: nothing is under way, also where the last one was given up."""
+        self._averages.restart()
+        self._completion.end()
+        self._arrivals.clear()
+
     def after(self, index: int, slots: Sequence[torch.Tensor | None]) -> None:
         """A launch was given to torch's current stream; begin the buckets that are complete with it."""
         for number in self._completion.after(index):

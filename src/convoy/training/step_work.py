@@ -138,6 +138,8 @@ class StepWork:
         parameters, buffers = self.tensors.parameters, self.tensors.buffers
         inputs = [*(parameters[n].detach() for n in capture.parameters), *(buffers[n] for n in capture.buffers), *batch]
         overlap = None if has_hooks(self.parameters()) else self.overlap
+        if overlap is not None:
+            overlap.restart()
         loss, *made = runnable(inputs, updates or overlap)
         gradients, statistics = made[: len(capture.learned)], made[len(capture.learned) :]
         if statistics:

@@ -18,6 +18,7 @@ from convoy.schedule import CapacityModel, collectives, parallel_steps
 from convoy.schedule.collectives import buckets
 from convoy.schedule.timeline import planned
 from convoy.training import gradient_allreduce, overlapped_allreduce
+from convoy.training.bf16_allreduce import Bf16ErrorFeedback
 from convoy.training.bucket_completion import all_written
 from convoy.training.gradient_allreduce import GradientAllReduce, allreduce_gradients
 from convoy.training.overlapped_allreduce import OverlappedAllReduce
@@ -160,6 +161,34 @@ def test_a_gradient_that_travels_alone_is_sent_from_where_it_lies(alone: Any, mo
     assert copies == [1]
     assert [g.unique().tolist() for g in dense] == [[3.0], [1.0]]
     assert torch.equal(turned, torch.arange(12.0).reshape(3, 4).t() / 2)
+
+
+def test_error_feedback_finds_its_errors_after_a_step_that_was_given_up(alone: Any):
+    """A capture may fail amid the buckets; the next step's first bucket is the first one again."""
+    averages = Bf16ErrorFeedback(alone, CPU)
+    fine = 1 + 2.0**-10  # bf16 has 1 and 1 + 2 ** -7
+    found = []
+    for step in range(17):
+        if step == 5:
+            averages.begin([torch.full((2,), fine)])
+            averages.restart()  # what was sent is lost, with its error
+            averages._errors.clear()
+        given = [torch.full((2,), fine), torch.full((3, 2), -fine), torch.full((2,), fine)]
+        allreduce_gradients(given, averages)
+        found.append(given)
+    assert len(averages._errors) == 1  # one bucket, whose errors every step finds
+    total = torch.stack([given[0] for given in found[5:]]).double().sum()
+    assert abs(total - 2 * 12 * fine) < 2 * 2.0**-7
+
+
+@pytest.mark.parametrize("broken", [float("inf"), float("nan")])
+def test_error_feedback_forgets_what_is_not_finite(alone: Any, broken: float):
+    averages = Bf16ErrorFeedback(alone, CPU)
+    first, second = [torch.tensor([broken, 1.0])], [torch.tensor([3.0, 1.0])]
+    allreduce_gradients(first, averages)
+    assert not first[0][0].isfinite()  # as without feedback: whoever trains must see it
+    allreduce_gradients(second, averages)
+    assert torch.equal(second[0], torch.tensor([3.0, 1.0]))
 
 
 def step(name: str, args: tuple[str, ...], us: float) -> Step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from convoy.compare.scaling.scaling_clocks import Step, agreed, peak_bytes, wait
 from convoy.compare.scaling.scaling_setup import ProviderSteps, Stage, TrainingSetup, loss_of
 from convoy.errors import InputError
-from convoy.program.recording import first_line
+from convoy.program.recording import first_line, recording
 from convoy.typed_torch import backward, torch_compile
 
 _DDP_WORDS: Final = inspect.signature(DistributedDataParallel).parameters
@@ -73,6 +74,23 @@ def compiled_ddp(setup: TrainingSetup, request: Mapping[str, Any], stage: Stage)
     return ProviderSteps(steps, ", ".join(words), peak, [f"the step could not be captured: {reason}"])
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Replays a captured step. The step holds the model and the optimizer, whose buckets and momentum the graph addresses.
+
+    Attributes:
+        graph: the captured step.
+        step: what was captured.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    step: Step
+
+    def __call__(self) -> None:
+        """Launch the graph."""
+        self.graph.replay()
+
+
 def _captured(
     setup: TrainingSetup, steps: Mapping[str, Step], stream: torch.cuda.Stream
 ) -> tuple[dict[str, Step], str]:
@@ -82,9 +100,9 @@ def _captured(
     try:
         for name, step in kept.items():
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with recording(graph, stream):
                 step()
-            found[name] = graph.replay
+            found[name] = Replay(graph, step)
         replay = found["step"]
     except Exception as error:  # whatever it is, it is told, and the step is launched kernel by kernel
         with contextlib.suppress(RuntimeError):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from typer.testing import CliRunner
 
 from convoy.cli.app import app
 from convoy.compare import read
-from convoy.compare.scaling import scaling_launch
+from convoy.compare.scaling import scaling_ddp, scaling_launch
 from convoy.compare.scaling.scaling_jobs import GRADIENTS, PROVIDER_NAMES, ScaleRequest, ScalingJob, parts_of
 from convoy.compare.scaling.scaling_measure import measure
 from convoy.compare.scaling.scaling_providers import PROVIDERS
@@ -66,6 +71,35 @@ def test_a_compiled_provider_runs_without_nccls_watchdog() -> None:
     assert (words["TORCH_NCCL_ASYNC_ERROR_HANDLING"], words["CUDA_VISIBLE_DEVICES"]) == ("0", "2,3")
     plain = scaling_launch._environment(replace(job, provider="torch.ddp"))
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in plain
+
+
+def test_a_captured_step_keeps_what_its_graph_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph holds addresses alone: momentum and buckets belong to the optimizer and the model that the step holds."""
+    replays: list[int] = []
+    graph = SimpleNamespace(replay=lambda: replays.append(1))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(scaling_ddp, "recording", lambda graph, stream: nullcontext())
+    held = nn.Linear(1, 1)
+    alive = weakref.ref(held)
+
+    def step(model: nn.Module = held) -> None:
+        model(torch.zeros(1))
+
+    setup = SimpleNamespace(refill=lambda: None)
+    captured, reason = scaling_ddp._captured(setup, {"step": step, "compute": step}, SimpleNamespace(device="cpu"))
+    del held, step
+    gc.collect()
+    assert reason == ""
+    captured["input"]()
+    captured["compute"]()
+    assert (len(replays), alive() is not None) == (2, True)
+
+    def fails() -> None:
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    monkeypatch.setattr(scaling_ddp, "wait", lambda device: None)
+    broken = scaling_ddp._captured(setup, {"step": fails, "compute": fails}, SimpleNamespace(device="cpu"))
+    assert broken == ({}, "RuntimeError: operation not permitted")
 
 
 def test_several_models_are_one_command_and_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

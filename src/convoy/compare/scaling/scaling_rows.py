@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from convoy.compare.runs.rows import Figure, Row
 from convoy.compare.scaling.scaling_jobs import COUNT_AXIS, STRONG, ScalingJob, parts_of
+from convoy.errors import InputError
+
+COUNT: Final = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
+"""A number of GPUs or processes in a run file."""
 
 NOISY: Final = 0.10
 """A relative spread of the rounds above this is noise."""
@@ -124,8 +129,15 @@ def _is_strong(row: Row) -> bool:
 
 
 def count_of(row: Row) -> int:
-    """How many GPUs a row is for, or processes if it is of a CPU; older files call both `gpus`."""
-    return int(next(row.axes[name] for name in reversed(COUNT_AXIS.values()) if name in row.axes))
+    """How many GPUs a row is for, or processes if it is of a CPU; older files call both `gpus`.
+
+    Raises:
+        InputError: the row, of a file, has no such number.
+    """
+    found = next((row.axes[name] for name in reversed(COUNT_AXIS.values()) if name in row.axes), None)
+    if not (isinstance(found, int | float | str) and COUNT.fullmatch(str(found)[:20])):
+        raise InputError("axes of a row of scaling", found, "a number of GPUs or processes", "The run file is damaged.")
+    return int(found)
 
 
 def _efficient(row: Row, base: Row) -> Row:

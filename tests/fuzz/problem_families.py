@@ -22,7 +22,7 @@ from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem
 from convoy.target import Target
 from tests.fuzz.random_problems import CASES, drawn_axis, drawn_epilogue, drawn_side, few, with_pool
-from tests.unit.engines import norm_cases, pool_backward_cases
+from tests.unit.engines import group_norm_cases, norm_cases, pool_backward_cases
 from tests.unit.engines.banded_cases import ACTIVATIONS, Part, piece
 from tests.unit.engines.pruned_cases import PATTERNS, mask_of, pattern
 
@@ -52,6 +52,7 @@ CLAIMS = {
     "triton.pooling": ("piece",),
     "triton.pool_backward": ("piece",),
     "triton.batch_norm": ("piece",),
+    "triton.group_norm": ("piece",),
     "triton.merged": ("piece",),
     "cuda.bottleneck": ("piece",),
     "triton.dgrad": ("dgrad",),
@@ -378,6 +379,15 @@ def _scaled(draw: random.Random) -> Problem:
     return SubgraphProblem("\n".join([*lines, f"return {returned}"]) + "\n", draw.choice(("nhwc", "nhwc", "nchw")))
 
 
+def _group_norms(draw: random.Random) -> Problem:
+    """Group norms of images, with an activation behind them at times."""
+    n, c, h, w = _image(draw)
+    groups = draw.choice([count for count in range(1, c + 1) if c % count == 0])
+    dtype = draw.choice(("fp32", "fp32", "fp16", "bf16"))
+    case = (n, c, groups, h, w, dtype, draw.choice(("", "relu", "silu", "silu")), draw.random() < 0.8)
+    return _piece(group_norm_cases.CASES, case, group_norm_cases.piece)
+
+
 def _layer_norms(draw: random.Random) -> Problem:
     """Layer norms over the channels of images, at times of tokens."""
     n, c, h, w = _image(draw)
@@ -459,6 +469,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "concatenations": _concatenations,
     "channels scaled": _scaled,
     "layer norms": _layer_norms,
+    "group norms": _group_norms,
     "in bands": _in_bands,
     "casts": _casts,
 }

@@ -18,7 +18,7 @@ from convoy.engines.hopper.chains.bottleneck_tile_config import Bottleneck
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem, WeightMask
 from convoy.target import Target
 from tests.fuzz.problem_families import merge, own_problems, shape_of
-from tests.unit.engines import norm_cases, pool_backward_cases
+from tests.unit.engines import group_norm_cases, norm_cases, pool_backward_cases
 
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 PLAIN = Epilogue()
@@ -104,7 +104,10 @@ COOPERATION = frozenset(
 MOST_WRITTEN = 2000
 """Weights in code that is made for them: the compiler takes a third of a millisecond for each."""
 
-PIECES = ("cuda.bottleneck", "triton.batch_norm", "triton.merged", "triton.pool_backward", "triton.pooling")
+PIECES = (
+    *("cuda.bottleneck", "triton.batch_norm", "triton.group_norm", "triton.merged", "triton.pool_backward"),
+    "triton.pooling",
+)
 """Engines of pieces of the graph."""
 
 DIRECTIONS = {
@@ -187,6 +190,10 @@ def pieces(name: str) -> Iterator[Problem]:
         for case, dtype in zip(norm_cases.CASES, ("", "bf16", "") * len(norm_cases.CASES), strict=False):
             yield from (norm_cases.forward(case, dtype), norm_cases.forward(case, dtype, unread=True))
             yield from (norm_cases.backward(case, dtype), norm_cases.backward(case, dtype, masked=True))
+    elif name == "triton.group_norm":
+        yield from (
+            group_norm_cases.piece(case, dtype) for case, dtype in product(group_norm_cases.CASES, ("", "bf16"))
+        )
     elif name == "triton.merged":
         yield from (merge(*case) for case in MERGES)
     elif name == "cuda.bottleneck":

@@ -24,9 +24,9 @@ from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.cpu_depthwise import ENGINE as DEPTHWISE
 from convoy.engines.cpu.cpu_direct import BAND_BLOCKS, PIXELS, DirectPartition
 from convoy.engines.cpu.cpu_direct import ENGINE as DIRECT
-from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable, Operand
 from convoy.engines.cpu.weight_tiles import FLAGS
+from convoy.engines.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.subgraph import parse_subgraph
 from convoy.problem import ConvProblem, Knobs, Problem, SubgraphProblem
 from convoy.regions.banded import LAYOUT

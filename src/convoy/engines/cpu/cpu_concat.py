@@ -9,8 +9,8 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable, Operand
+from convoy.engines.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.subgraph import parse_subgraph
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
 from convoy.regions.concat import concat_inputs

@@ -13,8 +13,8 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
+from convoy.engines.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.subgraph import pooling_of
 from convoy.problem import Knobs, Pool, Problem, SubgraphProblem, TensorSpec
 from convoy.target import Target

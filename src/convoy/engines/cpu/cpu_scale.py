@@ -23,9 +23,9 @@ import torch
 
 from convoy.engines.base import Executable, Packed
 from convoy.engines.compilers.host_compiler import lanes
-from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable, Operand
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H
+from convoy.engines.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.subgraph import parse_subgraph
 from convoy.graph.ir import Graph, Node, Ref
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec

@@ -1,0 +1,28 @@
+"""Group norms with what stands behind them, as pieces of a graph. Not a test module."""
+
+from convoy.problem import SubgraphProblem
+
+CASES = {
+    # n, c, groups, h, w, dtype, what stands behind the norm, whether it has a scale and a shift
+    "silu": (2, 32, 8, 17, 19, "fp32", "silu", True),
+    "alone": (1, 24, 2, 3, 5, "fp32", "", True),
+    "relu": (3, 16, 16, 4, 4, "fp32", "relu", True),
+    "one group": (2, 40, 1, 3, 3, "fp32", "silu", True),
+    "groups of ten": (1, 80, 8, 4, 5, "fp16", "silu", True),
+    "without constants": (2, 12, 4, 3, 4, "fp32", "silu", False),
+    "one pixel": (2, 32, 8, 1, 1, "fp32", "silu", True),
+    "halves": (2, 64, 32, 6, 6, "fp16", "silu", True),
+}
+
+
+def piece(name, dtype="", layout="nhwc"):
+    """The piece of a case."""
+    n, c, groups, h, w, own, behind, affine = CASES[name]
+    dtype = dtype or own
+    images, row = f"{dtype}[{n},{c},{h},{w}]", f"{dtype}[{c}]"
+    lines = ["graph 1", f"input %x: {images}"]
+    lines += [f"constant %g: {row}", f"constant %b: {row}"] if affine else []
+    constants = "%g, %b" if affine else "None, None"
+    lines.append(f"%y: {images} = aten.group_norm.default(%x, {groups}, {constants}, 1e-05, False)")
+    lines += [f"%z: {images} = aten.{behind}.default(%y)", "return %z"] if behind else ["return %y"]
+    return SubgraphProblem("\n".join(lines) + "\n", layout)

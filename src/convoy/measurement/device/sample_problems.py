@@ -9,6 +9,8 @@ import numpy as np
 
 from convoy.engines.base import Engine
 from convoy.problem import (
+    VOLUME_LAYOUTS,
+    Conv3dProblem,
     ConvProblem,
     Epilogue,
     LayoutProblem,
@@ -65,6 +67,11 @@ _SUBGRAPHS = {
         "%n: fp32[1,28,28,64] = aten.layer_norm.default(%l, (64,), %s, %b, 1e-06, False)\n"
         "%y: fp32[1,64,28,28] = aten.permute.default(%n, (0, 3, 1, 2))\nreturn %y\n"
     ),
+    "group norm": (
+        "input %x: fp32[1,64,28,28]\nconstant %s: fp32[64]\nconstant %b: fp32[64]\n"
+        "%n: fp32[1,64,28,28] = aten.group_norm.default(%x, 8, %s, %b, 1e-05, False)\n"
+        "%y: fp32[1,64,28,28] = aten.silu.default(%n)\nreturn %y\n"
+    ),
     "convolutions in sequence": (
         "input %x: fp32[1,16,32,32]\nconstant %w0: fp32[32,16,1,1]\nconstant %b0: fp32[32]\n"
         "constant %w1: fp32[32,1,3,3]\nconstant %b1: fp32[32]\n"
@@ -103,6 +110,7 @@ def sample_problems() -> tuple[Problem, ...]:
         *_odd_channels(),
         *_gradients(),
         *_pruned(),
+        *(Conv3dProblem(1, 32, (8, 28, 28), 32, (3, 3, 3), (1, 1, 1), layout=layout) for layout in VOLUME_LAYOUTS),
         *linear,
         LayoutProblem(TensorSpec((1, 64, 56, 56), "fp32"), "nchw", "nhwc"),
         *subgraphs,

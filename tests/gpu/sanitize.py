@@ -1,5 +1,7 @@
 """Launches every kernel of ours over many shapes in several settings, for compute-sanitizer to watch (`make sanitize`).
 
+From the repository's root, as a module (run as a file, it does not find the package `tests`):
+
     python -m tests.gpu.sanitize --jobs 8                   every engine under every tool, so many processes at a time
     python -m tests.gpu.sanitize --jobs 8 triton.gemv       some engines; --tools memcheck racecheck: some tools
     compute-sanitizer --tool memcheck python -m tests.gpu.sanitize triton.gemv

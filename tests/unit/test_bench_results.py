@@ -119,8 +119,8 @@ def test_a_file_holds_the_columns_and_known_names(file: Path) -> None:
     assert rows
     for number, row in enumerate(rows, start=2):
         assert not defects(row, file, set(svg.PEERS)), f"{file.name}, line {number}"
-    # Which hold the share of zeros, and the option.
-    notes = [row["note"] if row["question"] in ("zeroskip", "options") else "" for row in rows]
+    # Which hold the share of zeros, the option, and the kernel's setting.
+    notes = [row["note"] if row["question"] in ("chains", "options", "zeroskip") else "" for row in rows]
     keys = [(*record.setting(row), row["provider"], note) for row, note in zip(rows, notes, strict=True)]
     assert len(set(keys)) == len(keys)
 

@@ -175,6 +175,10 @@ class Engine(ABC):
     fuses_subgraphs: ClassVar[bool] = False
     """Whether it computes a subgraph of several operators in one pass over memory: what predictions take it to need."""
 
+    estimates_subgraphs: ClassVar[bool] = False
+    """Whether its `estimate_us` is fitted to measured times of subgraphs: predictions then use it, with a margin, in place of a
+    pass over memory for each operator."""
+
     takes_all_nhwc: ClassVar[bool] = False
     """Whether it takes every forward convolution in nhwc that tensor cores compute, whatever its sizes: where such an engine
     competes, the quick search leaves nchw out."""

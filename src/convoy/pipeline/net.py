@@ -151,6 +151,7 @@ def make_net(
         whole=whole_scope(settings, target),
         buckets=buckets,
     )
+    regions = [region for region in regions if region.pattern != "block" or _has_kernel(region, engines, target)]
     if _has_defects(regions, target):  # a layer by itself avoids them
         regions = [region for region in regions if region.pattern != WHOLE]
     known = {region.id for region in regions}
@@ -160,6 +161,12 @@ def make_net(
         known.update(region.id for region in own)
     copies = layout_problems(graph, layouts)
     return Net(name, captured, regions, layouts, border, copies, target, next(iter(graph.inputs), ""))
+
+
+def _has_kernel(region: Region, engines: Sequence[Engine], target: Target) -> bool:
+    """Whether an engine that asked for a region's pattern computes it; else only the baseline would be measured."""
+    asking = [engine for engine in engines if region.pattern in engine.patterns]
+    return any(engine.accepts(problem, target) for engine in asking for problem in region.problems)
 
 
 def _whole(settings: Settings, target: Target) -> set[str]:

@@ -69,6 +69,7 @@ class TimePredictor:
         nondeterministic: configs that gave different bits from run to run on some problem of a kind.
         model: the engines' cost models.
         fusing: ids of the engines that compute a subgraph in one pass (`Engine.fuses_subgraphs`).
+        estimating: ids of the engines whose cost models hold for subgraphs (`Engine.estimates_subgraphs`).
     """
 
     roofline: Roofline
@@ -81,12 +82,16 @@ class TimePredictor:
     )
     model: CostModel = field(default=no_cost_model, compare=False)
     fusing: frozenset[str] = frozenset()
+    estimating: frozenset[str] = frozenset()
     _modelled: dict[int, float | None] = field(default_factory=dict[int, float | None], compare=False)
     """By the identity of a sample, the log of its time over the cost model; filled when it is first needed."""
 
     @staticmethod
     def from_rows(
-        rows: Iterable[Measurement], model: CostModel = no_cost_model, fusing: Collection[str] = frozenset()
+        rows: Iterable[Measurement],
+        model: CostModel = no_cost_model,
+        fusing: Collection[str] = frozenset(),
+        estimating: Collection[str] = frozenset(),
     ) -> TimePredictor:
         """Make a predictor from rows. Failures, and problems that their key does not describe, are left out."""
         known: list[tuple[Problem, Measurement]] = []
@@ -94,7 +99,8 @@ class TimePredictor:
             problem = problem_of_key(row.problem) if row.ok and row.samples >= MIN_SAMPLES else None
             if problem is not None:
                 known.append((problem, row))
-        found = TimePredictor(fit_roofline(known), measurements=len(known), model=model, fusing=frozenset(fusing))
+        fit, ids = fit_roofline(known), (frozenset(fusing), frozenset(estimating))
+        found = TimePredictor(fit, measurements=len(known), model=model, fusing=ids[0], estimating=ids[1])
         layers: dict[str, SampledLayer] = {}
         for problem, row in known:
             layer = layers.get(row.problem)
@@ -223,13 +229,18 @@ class TimePredictor:
     def _pass(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
         """Times of copies and subgraphs: one pass over memory for each operator, or a single one if an engine fuses them.
 
-        ATen is assumed to need two passes if the compiler is offered, also for a single operator.
+        ATen is assumed to need two passes if the compiler is offered, also for a single operator. A cost model that holds for
+        subgraphs counts with the margin of engines without neighbours: the engine is chosen only where it is clearly faster.
         """
         operators = problem.text.count(" = ") if isinstance(problem, SubgraphProblem) else 1
         fusing = self.fusing & space.keys()
         passes = dict.fromkeys(fusing, 1.0) | {BASELINE: max(operators, ATEN_PASSES if fusing else 1.0)}
         once = self.roofline.time_us(problem)
-        return {configs[0]: once * passes.get(engine, max(1, operators)) for engine, configs in space.items()}
+        times = {configs[0]: once * passes.get(engine, max(1, operators)) for engine, configs in space.items()}
+        for engine in self.estimating & space.keys():
+            if expected_us := self.model(problem, space[engine][0]):
+                times[space[engine][0]] = UNMEASURED_FACTOR * expected_us
+        return times
 
 
 UNMEASURED_FACTOR: Final = 1.3

@@ -143,6 +143,7 @@ class PredictorSource:
     ) -> None:
         self._models, self._database, self._path = cost_models(engines, target), database, path
         self._fusing = frozenset(engine.id for engine in engines if engine.fuses_subgraphs)
+        self._estimating = frozenset(engine.id for engine in engines if engine.estimates_subgraphs)
         self._target, self._protocol = target, protocol
         self._rows: Sequence[Measurement] | None = None
 
@@ -152,7 +153,9 @@ class PredictorSource:
             with phase("predict", "read rows"):
                 self._rows = self._database.related(self._target, (self._protocol.id, *self._protocol.earlier))
         with phase("predict", "fit"):
-            predictor = TimePredictor.from_rows(chain(self._rows, measured), self._models, self._fusing)
+            predictor = TimePredictor.from_rows(
+                chain(self._rows, measured), self._models, self._fusing, self._estimating
+            )
             return predictor, find_criteria(self._target, self._path)
 
 

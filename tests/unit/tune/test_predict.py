@@ -165,6 +165,18 @@ def test_a_lone_operator_that_the_compiler_may_do_better_is_not_left_to_aten():
     assert alone[ATEN] == pytest.approx(both[compiled])
 
 
+def test_a_cost_model_of_subgraphs_counts_with_a_margin():
+    piece = SubgraphProblem(PASS, "nhwc", 1 << 20)
+    own, other = EngineConfig("own", 1, Knobs()), EngineConfig("other", 1, Knobs())
+    space = {"aten": [ATEN], "own": [own], "other": [other]}
+    known = TimePredictor.from_rows([row(conv(), ATEN, 9.0)], lambda *_: 1.5, estimating=("own",))
+    times = known.predict(piece, space)
+    assert times[own] == pytest.approx(1.3 * 1.5)
+    assert times[other] == times[ATEN] > 1.5
+    nothing_known = TimePredictor.from_rows([], lambda *_: 1.5, estimating=("own",))
+    assert nothing_known.predict_with(piece, space).keys() == {ATEN}
+
+
 def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
     rows = [row(conv(), ATEN, 9.0), row(conv(), ONE, 5.0, deterministic=False)]
     found = {r.config: r for r in predicted_rows(TimePredictor.from_rows(rows), conv(c=65), SPACE, "1" * 16, "v")}

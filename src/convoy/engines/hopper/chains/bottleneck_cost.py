@@ -1,98 +1,99 @@
-"""Which tile configurations of `bottleneck.cu` are worth measuring, by an estimate that no timing has fitted yet.
+"""Which tile configurations of `bottleneck.cu` are worth measuring, by an estimate that is fitted to times on an H200.
 
-The rates are those of the single-layer kernels of the same device (`igemm_swap_ab_tile_search`, docs/kernels/hopper.md).
+`bench/chains/fit_cost.py` compares it with the measured rows; docs/kernels/chains.md shows how far off it is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Final
 
-from convoy.engines.hopper.chains.bottleneck_tile_config import REGISTERS, Bottleneck, BottleneckTile, chunks_of
+from convoy.engines.hopper.chains.bottleneck_tile_config import (
+    CHANNELS,
+    REGISTERS,
+    Bottleneck,
+    BottleneckTile,
+    chunks_of,
+)
 
 _FLOPS_NS_PER_SM: Final = 6000.0
-_LOAD_BYTES_NS_PER_SM: Final = 95.0
-_MEMORY_BYTES_NS: Final = 2900.0
-"""Rates of products, of copies from L2 to one multiprocessor while all copy, and of memory."""
+_MEMORY_BYTES_NS: Final = 4200.0
+"""Rates of products and of memory, as in the single-layer kernels' models: not fitted here."""
 
-_STORE_NS: Final = 0.9
-"""Of one row of sums: rounding, activation, and the way to shared memory, for each column of 64 filters."""
+_PIXELS_NS: Final = 420.0
+_PIXELS_BYTES_NS: Final = 43.0
+_WEIGHTS_NS: Final = 1320.0
+"""From the request of a stage until it is there: of pixels, with their bytes, and of weights."""
 
-_MEETING_NS: Final = 60.0
-_CHUNK_NS: Final = 45.0
-_OUT_BLOCK_NS: Final = 170.0
-_OUT_BLOCK_AHEAD_NS: Final = 90.0
-"""A barrier of all multiplying warpgroups; a chunk of weights beside its products; a block of results beside them, where
-the next products have not begun yet and where they have."""
+_CHUNK_NS: Final = 95.0
+_OUT_BLOCK_NS: Final = 17.0
+_SPILLED_BLOCK_NS: Final = 630.0
+"""Beside the products of a chunk of weights; of 64 filters of y that are stored before the next products begin; of 64 filters
+where the sums of two such blocks and of 256 channels inside need more registers than there are."""
 
-_START_NS: Final = 2600.0
-"""Launch, the first copies and the last store."""
+_MEETING_NS: Final = 400.0
+"""A barrier of all multiplying warpgroups, with the rounding and the stores in front of it."""
+
+_BEGIN_BYTES_NS_PER_SM: Final = 60.0
+_START_NS: Final = 2700.0
+_CLUSTER: Final = 1.015
+_LONE: Final = 1.04
+"""Copies of weights that are kept; launch, the first copies and the last store; a factor for clusters, whose blocks wait for
+each other; a factor for one multiplying warpgroup, whose stores no other's products hide (512-128-512 at
+batch 32: 41.7 us against 40.3)."""
 
 _MOST: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class PassWork:
-    """What a block of threads does in one pass.
-
-    Attributes:
-        product_ns: products of all multiplying warpgroups, at the tensor cores' rate.
-        beside_ns: what a warpgroup does between products.
-        consumers: multiplying warpgroups, of which one can multiply while another does that.
-        bytes: copied from L2.
-    """
-
-    product_ns: float
-    beside_ns: float
-    consumers: int
-    bytes: float
-
-    @property
-    def ns(self) -> float:
-        """The slower of computing and copying."""
-        return max(self.product_ns + self.beside_ns / self.consumers, self.bytes / _LOAD_BYTES_NS_PER_SM)
-
-
-def first_pass(block: Bottleneck, tile: BottleneckTile) -> PassWork:
+def _first_ns(block: Bottleneck, tile: BottleneckTile) -> float:
     """The pass of the first convolution alone, with which an item begins."""
-    parts = block.mid // 64
-    chunks = block.c // 64
-    products = _product_ns(tile.rows * block.w, block.c, block.mid) * tile.consumers
-    weights = 0 if not tile.weight_stages else chunks * tile.chunk_bytes(block) / tile.cluster
-    beside = chunks * _CHUNK_NS + parts * tile.rows * block.w * _STORE_NS + 2 * _MEETING_NS
-    return PassWork(products, beside, tile.consumers, chunks * tile.stage_bytes(block) + weights)
+    own = _product_ns(tile.rows * block.w, block.mid) * tile.consumers + _CHUNK_NS
+    step = _softest(own, _weights_ns(tile, own), (_pixels_ns(block, tile) + own) / tile.x_stages)
+    return block.c // CHANNELS * step + 2 * _MEETING_NS
 
 
-def whole_pass(block: Bottleneck, tile: BottleneckTile) -> PassWork:
-    """A pass of all three convolutions."""
-    parts, outs = block.mid // 64, block.k // 64
-    begin, own = first_pass(block, tile), tile.rows * block.w
-    products = _product_ns(tile.span(block), 9 * block.mid, block.mid) + _product_ns(own, block.mid, block.k)
-    weights = 0 if not tile.weight_stages else (9 * parts + outs) * tile.chunk_bytes(block) / tile.cluster
-    beside = 9 * parts * _CHUNK_NS + parts * tile.span(block) * _STORE_NS + _MEETING_NS
-    beside += outs * ((_OUT_BLOCK_AHEAD_NS if tile.ahead else _OUT_BLOCK_NS) + own * _STORE_NS)
-    # The residual is copied if there is one; results leave on the same way
-    moved = outs * tile.stage_bytes(block) * (1 + (block.residual != "none"))
-    return PassWork(
-        begin.product_ns + products * tile.consumers,
-        begin.beside_ns + beside,
-        tile.consumers,
-        begin.bytes + weights + moved,
-    )
+def _whole_ns(block: Bottleneck, tile: BottleneckTile) -> float:
+    """A pass of all three convolutions.
+
+    A stage of the residual becomes one of y and is given back one block of 64 filters later: the ring is one stage shallower.
+    """
+    second = _product_ns(tile.span(block), block.mid) * tile.consumers + _CHUNK_NS
+    last = _product_ns(tile.rows * block.w, block.mid) * tile.consumers + (0.0 if tile.ahead else _OUT_BLOCK_NS)
+    if tile.ahead and block.mid > 3 * CHANNELS:
+        last += _SPILLED_BLOCK_NS
+    returned = (_pixels_ns(block, tile) + last) / (tile.x_stages - 1)
+    steps = 9 * block.mid // CHANNELS * _softest(second, _weights_ns(tile, second))
+    steps += block.k // CHANNELS * _softest(last, _weights_ns(tile, last), returned)
+    return _first_ns(block, tile) + steps + _MEETING_NS
+
+
+def _pixels_ns(block: Bottleneck, tile: BottleneckTile) -> float:
+    """Until a requested stage of pixels is there."""
+    return _PIXELS_NS + tile.stage_bytes(block) / _PIXELS_BYTES_NS
+
+
+def _weights_ns(tile: BottleneckTile, step: float) -> float:
+    """Between two chunks of a ring of weights, each of which is requested again when `step` has ended; 0 for kept weights."""
+    return (_WEIGHTS_NS + step) / tile.weight_stages if tile.weight_stages else 0.0
+
+
+def _softest(*times: float) -> float:
+    """The longest of times, and more where others are about as long."""
+    return sum(each**4 for each in times) ** 0.25
 
 
 def estimate_us(block: Bottleneck, tile: BottleneckTile, units: int) -> float:
-    """Estimated microseconds of a launch: the busiest block of threads, or the memory traffic."""
+    """Estimated microseconds of a launch: the busiest block of threads, and the memory traffic."""
     at_once = max(1, units // tile.cluster if tile.cluster <= 2 else units * 10 // (tile.cluster * 11))
     rounds = -(-tile.rounds(block) // at_once)
-    begin = 0.0 if tile.weight_stages else block.weight_bytes / tile.cluster / _LOAD_BYTES_NS_PER_SM
-    busy = rounds * (first_pass(block, tile).ns + tile.passes * whole_pass(block, tile).ns) + begin
-    # Both add to the time where they are of about the same size
-    return (math.hypot(busy**2, (block.bytes_min / _MEMORY_BYTES_NS) ** 2) ** 0.5 + _START_NS) / 1000
+    begin = 0.0 if tile.weight_stages else block.weight_bytes / _BEGIN_BYTES_NS_PER_SM
+    busy = rounds * (_first_ns(block, tile) + tile.passes * _whole_ns(block, tile)) + begin
+    busy *= (1.0 if tile.cluster == 1 else _CLUSTER) * (_LONE if tile.consumers == 1 else 1.0)
+    return (math.hypot(busy, block.bytes_min / _MEMORY_BYTES_NS) + _START_NS) / 1000
 
 
 @lru_cache(maxsize=256)
@@ -121,11 +122,11 @@ def _candidates(block: Bottleneck) -> Iterator[BottleneckTile]:
         for rows in range(1, min(block.h, 32) + 1):
             most = -(-block.h // (rows * consumers))
             lengths = dict.fromkeys(-(-most // parts) for parts in range(1, most + 1))
-            for passes, cluster, resident, ahead in product(lengths, (1, 2), (True, False), (True, False)):
-                start = BottleneckTile(rows, consumers, passes, 2, 0 if resident else 2, cluster, ahead)
-                tile = _deepest(block, start)
-                if tile is not None:
-                    yield tile
+            for resident, ahead in product((True, False), (True, False)):
+                # Neither passes nor clusters change what fits
+                start = BottleneckTile(rows, consumers, 1, 2, 0 if resident else 2, 1, ahead)
+                if (tile := _deepest(block, start)) is not None:
+                    yield from (replace(tile, passes=n, cluster=cluster) for n, cluster in product(lengths, (1, 2)))
 
 
 def _deepest(block: Bottleneck, tile: BottleneckTile) -> BottleneckTile | None:
@@ -144,7 +145,10 @@ def _deepest(block: Bottleneck, tile: BottleneckTile) -> BottleneckTile | None:
     return tile
 
 
-def _product_ns(columns: int, summed: int, filters: int) -> float:
-    """Products of one warpgroup. Below 64 columns the reads of the filters bind (columns/4 + 16 clocks instead of columns/2)."""
+def _product_ns(columns: int, filters: int) -> float:
+    """Products of one warpgroup over 64 channels.
+
+    Below 64 columns the reads of the filters bind (columns/4 + 16 clocks instead of columns/2).
+    """
     whole = -(-columns // 8) * 8
-    return 2.0 * max(whole, whole / 2 + 32) * summed * filters / _FLOPS_NS_PER_SM
+    return 2.0 * max(whole, whole / 2 + 32) * CHANNELS * filters / _FLOPS_NS_PER_SM

@@ -11,7 +11,7 @@ from convoy.engines.hopper.chains.bottleneck_cost import estimate_us, tiles
 from convoy.engines.hopper.chains.bottleneck_problem import bottleneck_of, layers_of, sample, subgraph_of
 from convoy.engines.hopper.chains.bottleneck_tile_config import SHARED_BYTES, Bottleneck, BottleneckTile, chunks_of
 from convoy.engines.hopper.chains.bottleneck_weights import pack_weights
-from convoy.engines.manifest import entry
+from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
 from convoy.problem import Knobs, SubgraphProblem
 from convoy.settings import Settings
@@ -50,9 +50,9 @@ def test_a_bottlenecks_text_is_read_back(residual) -> None:
     assert sum(layer.flops for layer in layers) == block.flops
 
 
-def test_it_competes_only_where_it_is_named() -> None:
-    assert "cuda.bottleneck" not in competing_engines(Settings())
-    assert "cuda.bottleneck" in competing_engines(Settings(engines=(entry("cuda.bottleneck"),)))
+def test_it_competes() -> None:
+    assert "cuda.bottleneck" in competing_engines(Settings())
+    assert "block" in {pattern for name in competing_engines(Settings()) for pattern in load_engine(name).patterns}
 
 
 @pytest.mark.parametrize(

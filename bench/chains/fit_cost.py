@@ -29,7 +29,7 @@ from bench.layers.layer_floor import BYTES_PER_US
 RESULTS = Path(__file__).parents[1] / "results" / "chains-nvidia-h200.csv"
 UNITS = 132
 FITTED = (
-    "_PIXELS_NS", "_PIXELS_BYTES_NS", "_WEIGHTS_NS", "_CHUNK_NS", "_OUT_BLOCK_NS", "_SPILLED_BLOCK_NS", "_MEETING_NS",
+    "_PIXELS_NS", "_PIXELS_BYTES_NS", "_WEIGHTS_NS", "_CHUNK_NS", "_OUT_BLOCK_NS", "_WIDE_AHEAD_NS", "_MEETING_NS",
     "_START_NS", "_CLUSTER",
 )  # fmt: skip
 

@@ -31,9 +31,9 @@ _WEIGHTS_NS: Final = 1320.0
 
 _CHUNK_NS: Final = 95.0
 _OUT_BLOCK_NS: Final = 17.0
-_SPILLED_BLOCK_NS: Final = 630.0
+_WIDE_AHEAD_NS: Final = 630.0
 """Beside the products of a chunk of weights; of 64 filters of y that are stored before the next products begin; of 64 filters
-where the sums of two such blocks and of 256 channels inside need more registers than there are."""
+of `ahead` with 256 channels inside, for which no cause was found (ptxas spills nothing)."""
 
 _MEETING_NS: Final = 400.0
 """A barrier of all multiplying warpgroups, with the rounding and the stores in front of it."""
@@ -64,7 +64,7 @@ def _whole_ns(block: Bottleneck, tile: BottleneckTile) -> float:
     second = _product_ns(tile.span(block), block.mid) * tile.consumers + _CHUNK_NS
     last = _product_ns(tile.rows * block.w, block.mid) * tile.consumers + (0.0 if tile.ahead else _OUT_BLOCK_NS)
     if tile.ahead and block.mid > 3 * CHANNELS:
-        last += _SPILLED_BLOCK_NS
+        last += _WIDE_AHEAD_NS
     returned = (_pixels_ns(block, tile) + last) / (tile.x_stages - 1)
     steps = 9 * block.mid // CHANNELS * _softest(second, _weights_ns(tile, second))
     steps += block.k // CHANNELS * _softest(last, _weights_ns(tile, last), returned)

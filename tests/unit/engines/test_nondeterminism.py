@@ -89,6 +89,22 @@ CASES: dict[str, Case] = {
         ),
         has_deterministic_variant=True,
     ),
+    "dgrad of volumes": Case(
+        lone(
+            "fp32[1,4,4,4,4]; fp32[4,3,3,3,3]",
+            "fp32[1,3,4,4,4]",
+            "conv3d_dgrad(%a, %b, (4, 4, 4), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1)",
+        ),
+        has_deterministic_variant=True,
+    ),
+    "wgrad of volumes": Case(
+        lone(
+            "fp32[1,3,4,4,4]; fp32[1,4,4,4,4]",
+            "fp32[4,3,3,3,3]",
+            "conv3d_wgrad(%a, %b, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1)",
+        ),
+        has_deterministic_variant=True,
+    ),
     "convolution_backward": Case(
         lone(
             "fp32[2,4,6]; fp32[2,3,6]; fp32[4,3,3]",

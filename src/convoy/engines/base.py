@@ -194,6 +194,9 @@ class Engine(ABC):
     builds_on_device: ClassVar[bool] = False
     """Whether building for a GPU needs that GPU (a context of some hundred MB in each building process)."""
 
+    builds_in_threads: ClassVar[bool] = False
+    """Whether several threads may build at once, and a build spends its time outside of Python, as in NVRTC."""
+
     quick_settings: ClassVar[int | None] = None
     """Settings tried besides the default at effort `quick`, where measurements show how many are enough; None: the search's
     own number."""

@@ -18,9 +18,10 @@ from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import CompileError, PlanError
 from convoy.graph.ir import Graph
 from convoy.measurement.processes.parallel_compile import ParallelCompile
+from convoy.measurement.processes.threaded_builds import Built, build_in_threads
 from convoy.plan.describe import title
 from convoy.plan.plan import Plan, Step
-from convoy.problem import ANY_LAYOUT, Problem, layout_beside, volume_layout
+from convoy.problem import ANY_LAYOUT, EngineConfig, Problem, layout_beside, volume_layout
 from convoy.program.adapted_executables import adapted, packed_constants
 from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.concat_in_place import with_results_in_place
@@ -172,7 +173,9 @@ class _Builds:
     def build(
         self, steps: Sequence[Step], keys: Sequence[StepKey], ahead: ParallelCompile | None
     ) -> dict[StepKey, CompileError]:
-        """Build and pack all that is missing. If that takes long, other processes compile the rest first.
+        """Build and pack all that is missing: in threads where engines allow it, the others one by one.
+
+        If that takes long, other processes compile the rest first.
 
         Returns:
             Errors of compilation, by key. An error of the baseline is raised.
@@ -181,18 +184,24 @@ class _Builds:
         memory = present_memory()
         first = {key: index for index, key in reversed(list(enumerate(keys))) if key not in self.packed}
         missing = sorted(first.items(), key=lambda item: item[1])
+        built = build_in_threads(
+            [(self.problems[index], steps[index].config) for _, index in missing], self.target, self.extra_engines
+        )
         clock = [time.monotonic()]
         for done, (key, index) in enumerate(missing):
             if ahead is not None and done >= SEEN and clock[-1] - clock[0] > PATIENCE_S:
-                rest = [(self.problems[i], steps[i].config) for _, i in missing[done:]]
+                rest = [
+                    (self.problems[i], steps[i].config)
+                    for at, (_, i) in enumerate(missing)
+                    if at >= done and at not in built
+                ]
                 lately = [after - before for before, after in pairwise(clock[-SEEN - 1 :])]
                 if ahead.build(rest, median(lately)):
                     ahead = None
             config = steps[index].config
             try:
                 with phase("build", config.engine):
-                    engine = load_engine(config.engine, self.extra_engines)
-                    executable = build(engine, self.problems[index], config.knobs, self.target)
+                    executable = self._executable(index, config, built.get(done))
                     given = packed_constants(executable, self.problems[index], self.constants[index])
                     self.packed[key] = (executable, given if memory is None else memory.weights.shared(given))
             except CompileError as error:
@@ -201,6 +210,14 @@ class _Builds:
                 failed[key] = error
             clock.append(time.monotonic())
         return failed
+
+    def _executable(self, index: int, config: EngineConfig, built: Built | None) -> Executable:
+        """What a thread built, or built here."""
+        if isinstance(built, CompileError):
+            raise built
+        if built is not None:
+            return built
+        return build(load_engine(config.engine, self.extra_engines), self.problems[index], config.knobs, self.target)
 
 
 def _on_baseline_where(

@@ -240,6 +240,7 @@ class DepthwiseEngine(TiledKernelEngine[DepthwiseRegistersTile]):
     family = "direct"
     devices = ("cuda",)
     trusted = False
+    builds_in_threads = True
     quick_settings = 8
     tile_config = DepthwiseRegistersTile
 

@@ -232,6 +232,7 @@ class DepthwiseTileEngine(TiledKernelEngine[DepthwiseSharedTile]):
     family = "direct"
     devices = ("cuda",)
     trusted = False
+    builds_in_threads = True
     quick_settings = 8
     tile_config = DepthwiseSharedTile
 

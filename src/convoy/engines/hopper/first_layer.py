@@ -83,6 +83,7 @@ class FirstLayerEngine(TiledKernelEngine[FirstLayerTile]):
     version = 1
     family = "implicit_gemm"
     trusted = False
+    builds_in_threads = True
     quick_settings = 4
     tile_config = FirstLayerTile
     dtypes: ClassVar[frozenset[str]] = frozenset({"fp16", "bf16"})

@@ -169,6 +169,7 @@ class ImplicitGemmEngine(TiledKernelEngine[IgemmTile]):
     version = 3
     family = "implicit_gemm"
     trusted = False
+    builds_in_threads = True
     quick_settings = 3
     tile_config = IgemmTile
 

@@ -146,6 +146,7 @@ class SwappedForms(TiledKernelEngine[SwapAbTile]):
     version = 1
     family = "implicit_gemm"
     trusted = False
+    builds_in_threads = True
     quick_settings = 6
     tile_config = SwapAbTile
 

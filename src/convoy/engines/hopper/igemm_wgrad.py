@@ -85,6 +85,7 @@ class WeightGradientEngine(TiledKernelEngine[IgemmWgradTile]):
     version = 1
     family = "implicit_gemm"
     trusted = False
+    builds_in_threads = True
     quick_settings = 6
     tile_config = IgemmWgradTile
 

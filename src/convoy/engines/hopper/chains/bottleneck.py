@@ -94,6 +94,7 @@ class BottleneckEngine(Engine):
     family = "implicit_gemm"
     devices = ("cuda",)
     trusted = False
+    builds_in_threads = True
     writes_slices = True
     patterns = ("block",)
     quick_settings = 4

@@ -1,0 +1,77 @@
+"""Kernels of engines that allow it are compiled at the same time; what one of them cannot compile runs on the baseline."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import convoy
+from convoy.engines.algorithms.gemm import Gemm
+from convoy.errors import CompileError
+from convoy.measurement import detect_target
+from convoy.measurement.processes.threaded_builds import build_in_threads
+from convoy.plan import load, save
+from convoy.problem import parse_problem
+from tests.unit.program.test_compiler_faults import X, by_gemm
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 3)).eval()
+
+
+@pytest.fixture
+def plan(net: nn.Sequential, tmp_path: Path) -> Path:
+    settings = convoy.Settings(effort="none", solver="baseline", db=tmp_path / "perf.db")
+    path = tmp_path / "net.plan.json"
+    save(by_gemm(convoy.optimize(net, (X,), settings=settings).plan), path)
+    return path
+
+
+def test_two_kernels_are_built_at_once(net: nn.Sequential, plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, both = Gemm.build, threading.Barrier(2)
+
+    def waiting(*args: object) -> object:
+        both.wait(WAIT_S)  # broken where the second build begins after the first one
+        return build(*args)
+
+    monkeypatch.setattr(Gemm, "builds_in_threads", True)
+    monkeypatch.setattr(Gemm, "build", waiting)
+    fast = convoy.load(net, plan, (X,))
+    assert [step.config.engine for step in fast.plan.steps].count("gemm") == 2
+    with torch.no_grad():
+        assert torch.allclose(fast(X), net(X), atol=1e-5)
+
+
+def test_a_kernel_that_a_thread_cannot_build(net: nn.Sequential, plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = Gemm.build
+
+    def refuse(engine: Gemm, problem: object, *rest: object) -> object:
+        if "c16" in str(problem):
+            raise CompileError("gemm", "the C compiler refused the source")
+        return build(engine, problem, *rest)
+
+    monkeypatch.setattr(Gemm, "builds_in_threads", True)
+    monkeypatch.setattr(Gemm, "build", refuse)
+    with pytest.warns(UserWarning, match=r"convoy: PyTorch runs 1 steps, because gemm could not"):
+        fast = convoy.load(net, plan, (X,))
+    assert [step.config.engine for step in fast.plan.steps].count("gemm") == 1
+    with torch.no_grad():
+        assert torch.allclose(fast(X), net(X), atol=1e-5)
+
+
+def test_nothing_is_built_in_threads_where_no_engine_allows_it(monkeypatch: pytest.MonkeyPatch, plan: Path) -> None:
+    steps = [step for step in load(plan).steps if step.problem.startswith("conv")]
+    wanted = [(parse_problem(step.problem), step.config) for step in steps]
+    target = detect_target("cpu")
+    assert build_in_threads(wanted, target, ()) == {}
+    monkeypatch.setattr(Gemm, "builds_in_threads", True)
+    assert build_in_threads(wanted[:1] * 3, target, ()) == {}  # one kernel, three times
+    assert sorted(build_in_threads([*wanted, wanted[0]], target, ())) == [0, 1]

@@ -18,14 +18,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the repository, which holds the package `bench`
 
 from bench.shared.record import Recorder
+from bench.shared.rows import Row
 
 from convoy.compare.runs.manifest import host
+
+WORDS = {"first_s": "first answer, s", "first_cpu_s": "processor time, s"}
+"""Heads of the columns of the table."""
 
 CHILD = """
 import json, os, sys, time
@@ -98,6 +103,23 @@ def spread(values: list[float]) -> dict[str, float]:
     """Median and extremes of few values, as a recorder takes them."""
     ordered = sorted(values)
     return {"p50": ordered[len(ordered) // 2], "p20": ordered[0], "p80": ordered[-1]}
+
+
+def first_answer_table(rows: Sequence[Row], title: str) -> str:
+    """Seconds to the first answer, and the largest overruns of `time_s`."""
+    nets: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        nets.setdefault((row["subject"], row["batch"]), {})[row["metric"]] = f"{float(row['p50']):.2f}"
+    columns = dict.fromkeys(row["metric"] for row in rows)
+    heads = [WORDS.get(name, name.replace("_", " ").replace("overrun", "time over a limit of")) for name in columns]
+    lines = [
+        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['protocol']}",
+        "",
+        f"| net | batch | {' | '.join(heads)} |",
+        f"|{'---|' * (2 + len(heads))}",
+    ]
+    lines += [f"| {' | '.join((*key, *(found.get(name, '') for name in columns)))} |" for key, found in nets.items()]
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.compare.compare_tables import compare_table
 from bench.compare.options_table import options_table
+from bench.first_answer import first_answer_table
 from bench.inference.ablation_tables import ablation_table
 from bench.inference.fair_tables import fair_table
 from bench.inference.latency_tables import latency_table
@@ -94,6 +95,7 @@ def render(page: Path) -> dict[str, str]:
         "prediction": section("prediction", prediction_table, "Layers left out one by one", all_devices=every),
         "retuning": section("retuning", retuning_table, "Tuning twice", all_devices=every),
         "tuning-memory": section("tuning-memory", tuning_memory_table, "Memory of tuning", all_devices=every),
+        "first-answer": section("first-answer", first_answer_table, "First answers", all_devices=every),
         "package": section("package", package_table, "Packages", all_devices=every),
         "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),
         "compare": section("compare", compare_table, "Frameworks side by side", all_devices=every),

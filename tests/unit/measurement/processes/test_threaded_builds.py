@@ -11,14 +11,19 @@ from torch import nn
 
 import convoy
 from convoy.engines.algorithms.gemm import Gemm
+from convoy.engines.hopper import nvrtc_kernel
+from convoy.engines.hopper.nvrtc_kernel import absence
+from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement import detect_target
 from convoy.measurement.processes.threaded_builds import build_in_threads
 from convoy.plan import load, save
 from convoy.problem import parse_problem
+from convoy.target import Target
 from tests.unit.program.test_compiler_faults import X, by_gemm
 
 WAIT_S = 60.0
+H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 
 
 @pytest.fixture
@@ -75,3 +80,17 @@ def test_nothing_is_built_in_threads_where_no_engine_allows_it(monkeypatch: pyte
     monkeypatch.setattr(Gemm, "builds_in_threads", True)
     assert build_in_threads(wanted[:1] * 3, target, ()) == {}  # one kernel, three times
     assert sorted(build_in_threads([*wanted, wanted[0]], target, ())) == [0, 1]
+
+
+@pytest.mark.skipif(bool(absence()), reason=absence())
+def test_threads_compile_the_same_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc_kernel, "cached", lambda engine, key, make: make())
+    problem = parse_problem("conv:fprop:n1c64h14w14k64r3s3:p1x1:s1x1:d1x1:g1:nhwc:fp16.fp16.fp16.fp32:half:bias+relu")
+    engine = load_engine("cuda.swapped")
+    wanted = [(problem, engine.config(knobs)) for knobs in engine.space(problem, H100)[:3]]
+    made = build_in_threads(wanted, H100, ())
+    assert sorted(made) == [0, 1, 2]
+    for index, (_, config) in enumerate(wanted):
+        alone = engine.build(problem, config.knobs, H100)
+        assert made[index].function.cubin == alone.function.cubin
+    assert len({executable.function.cubin for executable in made.values()}) == 3

@@ -18,7 +18,7 @@ EXCEPTIONS: Final = {
     # One algorithm that a compiler gets as one text, whose digest is part of the keys of stored measurements.
     "src/convoy/engines/sparse_activations/zeroskip.c": "318 lines",
 }
-"""What may be too long, and how long it is; the comment is the reason."""
+"""Files that may exceed a limit, with their length. The comment gives the reason."""
 
 
 def sources(top: Path) -> list[Path]:

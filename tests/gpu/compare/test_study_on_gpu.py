@@ -13,7 +13,7 @@ from convoy.compare import read
 pytestmark = pytest.mark.gpu
 
 MOST_WATTS = 1500.0
-"""Twice what an H200 takes for long."""
+"""Twice the power limit of an H200."""
 
 
 def test_a_study_has_times_energy_and_a_second_run_measures_nothing(tmp_path: Path) -> None:

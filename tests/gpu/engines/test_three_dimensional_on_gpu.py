@@ -52,7 +52,7 @@ def target() -> Target:
 
 
 def faults(engine: Engine, problem: Conv3dProblem, target: Target) -> list[str]:
-    """What is wrong with some settings of an engine; of cuDNN's plans one must be right on all data."""
+    """The faults of some settings of an engine. At least one of cuDNN's plans must be right on all data."""
     space = list(engine.space(problem, target))
     found: list[str] = []
     right = 0

@@ -1,9 +1,9 @@
-"""Group norms with what stands behind them, as pieces of a graph. Not a test module."""
+"""Group norms with the activations behind them, as pieces of a graph. Not a test module."""
 
 from convoy.problem import SubgraphProblem
 
 CASES = {
-    # n, c, groups, h, w, dtype, what stands behind the norm, whether it has a scale and a shift
+    # n, c, groups, h, w, dtype, the activation behind the norm, whether the norm has a scale and a shift
     "silu": (2, 32, 8, 17, 19, "fp32", "silu", True),
     "alone": (1, 24, 2, 3, 5, "fp32", "", True),
     "relu": (3, 16, 16, 4, 4, "fp32", "relu", True),

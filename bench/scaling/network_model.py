@@ -1,4 +1,4 @@
-"""Efficiency on 16 to 64 GPUs over a network, as a model from what one host measured: nothing in it was measured on more.
+"""Efficiency on eight GPUs and on 16 to 64 over a network: a model from what one host measured. Nothing was measured on more.
 
 The model, for hosts of as many GPUs as were measured at most:
 
@@ -8,6 +8,9 @@ The model, for hosts of as many GPUs as were measured at most:
 - The backward pass, two thirds of `compute_ms`, hides the all-reduce. What takes longer is added to the exposed communication
   that was measured on one host.
 - Efficiency is the step of one GPU over that step. Nobody else uses the network, and no host is slower than the others.
+
+More GPUs of one host: a ring of n of them sends 2 (n - 1) / n of B at the measured speed, and the backward pass hides nothing of
+what is sent beyond the measured ring.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from math import ceil, isnan
 from bench.shared.rows import Row
 
 from convoy.schedule.collectives import BUCKET_BYTES
+
+HOST_GPUS = 8
+"""GPUs of a larger host that the model predicts as well."""
 
 GPUS = (16, 32, 64)
 RATES_GB_S = (50.0, 200.0)
@@ -75,6 +81,13 @@ def efficiency(measured: Measured, gpus: int, gb_s: float) -> float:
     return measured.single_ms / max(step, measured.single_ms)
 
 
+def host_efficiency(measured: Measured, gpus: int) -> float:
+    """The predicted efficiency of so many GPUs of one host, whose links are as fast as those that were measured."""
+    longer = (gpus - 1) / gpus / ((measured.gpus - 1) / measured.gpus) - 1
+    step = measured.compute_ms + max(0.0, measured.exposed_ms) + max(0.0, longer * measured.bound_ms)
+    return measured.single_ms / max(step, measured.single_ms)
+
+
 def by_case(rows: Sequence[Row]) -> dict[tuple[str, ...], dict[int, dict[str, float]]]:
     """For each (net, dtype, batch, provider) of weak scaling and each number of GPUs: its metrics."""
     found: dict[tuple[str, ...], dict[int, dict[str, float]]] = {}
@@ -109,15 +122,17 @@ def network_table(rows: Sequence[Row], title: str) -> str:
     rates = " or ".join(f"{rate:g}" for rate in RATES_GB_S)
     assumed = f"a ring over {rates} GB/s a host, {HOP_US:g} us a hop, {BACKWARD_SHARE:.2f} of the computation hides it"
     heads = [f"{gpus} GPUs, {gb_s:g} GB/s" for gb_s, gpus in cells]
-    first = "net | dtype | batch a GPU | provider | GPUs a host | MB sent | ms over the network (64 GPUs, 50 GB/s)"
+    first = f"net | dtype | batch a GPU | provider | GPUs a host | {HOST_GPUS} GPUs of one host | MB sent"
+    first += " | ms over the network (64 GPUs, 50 GB/s)"
     lines = [
         f"{title}, from {rows[0]['device']}; a model, not measured: {assumed}",
         "",
         f"| {first} | {' | '.join(heads)} |",
-        "|" + "---|" * (7 + len(cells)),
+        "|" + "---|" * (8 + len(cells)),
     ]
     for key, one in found.items():
-        shown = [str(one.gpus), f"{one.gradient_bytes / 1e6:.0f}", f"{network_ms(one, GPUS[-1], RATES_GB_S[0]):.2f}"]
+        shown = [str(one.gpus), f"{host_efficiency(one, HOST_GPUS):.1%}", f"{one.gradient_bytes / 1e6:.0f}"]
+        shown.append(f"{network_ms(one, GPUS[-1], RATES_GB_S[0]):.2f}")
         shown += [f"{efficiency(one, gpus, gb_s):.0%}" for gb_s, gpus in cells]
         lines.append(f"| {' | '.join((*key, *shown))} |")
     return "\n".join(lines)

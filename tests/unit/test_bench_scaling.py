@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 from bench.scaling import scaling
-from bench.scaling.network_model import Measured, efficiency, measured_of, network_ms, network_table, parts_table
+from bench.scaling.network_model import (
+    Measured,
+    efficiency,
+    host_efficiency,
+    measured_of,
+    network_ms,
+    network_table,
+    parts_table,
+)
 from bench.scaling.scaling_tables import scaling_table
 
 from convoy.compare import Run
@@ -118,6 +126,8 @@ def test_the_network_is_modelled_from_rows_alone(tmp_path: Path) -> None:
     assert efficiency(plain, 16, 50.0) == pytest.approx(10 / (10 + 1 + taken - hidden))
     assert efficiency(plain, 16, 1000.0) == pytest.approx(10 / 11)  # a fast network hides it: as on one host
     assert efficiency(half, 64, 50.0) > efficiency(plain, 64, 50.0)
+    assert host_efficiency(plain, 4) == pytest.approx(10 / 11)  # as measured
+    assert host_efficiency(plain, 8) == pytest.approx(10 / (11 + 1.2 / 6))  # 7/8 of the bytes twice, not 3/4
     assert network_table(rows(tmp_path), "t").count("\n| net0") == 2
 
 

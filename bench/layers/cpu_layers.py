@@ -1,11 +1,11 @@
 """Single convolutions on this CPU: our kernels in C beside oneDNN and PyTorch. Question `cpu-layers`, metric `kernel_us`.
 
-Every distinct convolution of the nets (bench/layers), fp32, channels_last, with bias and ReLU, by each engine's settings, all in
-one request, so in turn on the same data, checked against float64. A row is an engine's fastest settings; sums are of each layer's
-fastest engine, as often as its net has the layer.
+Every distinct convolution of the nets (bench/layers), fp32 or bf16, channels_last, with bias and ReLU, by each engine's settings,
+all in one request, so in turn on the same data, checked against float64. A row is an engine's fastest settings; sums are of each
+layer's fastest engine, as often as its net has the layer.
 
-    python bench/layers/cpu_layers.py [--nets resnet50,mobilenet_v2] [--batch 1] [--engines cpu.direct cpu.depthwise]
-                                       [--folder DIR]
+    python bench/layers/cpu_layers.py [--nets resnet50,mobilenet_v2] [--batch 1] [--dtype bf16]
+                                       [--engines cpu.direct cpu.depthwise] [--folder DIR]
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from bench.shared.record import Recorder
 
 NETS = "alexnet,vgg19,googlenet,resnet50,mobilenet_v2,densenet121,efficientnet_b0"
 PEERS = ("aten", "onednn")
-ENGINES = ("cpu.direct", "cpu.depthwise", "cpu.winograd")
+ENGINES = ("cpu.direct", "cpu.direct_bf16", "cpu.depthwise", "cpu.winograd")
 ROUNDS = 9
 
 
-def layers(net: str, batch: int) -> Iterator[tuple[ConvProblem, int]]:
+def layers(net: str, batch: int, dtype: str) -> Iterator[tuple[ConvProblem, int]]:
     """A net's convolutions, each with how often it occurs."""
     with (FOLDER / f"{net}.csv").open() as file:
         counts = [int(row["count"]) for row in csv.DictReader(file)]
-    for problem, count in zip(problems(f"fp32:as_torch:{batch}:{net}"), counts, strict=True):
+    for problem, count in zip(problems(f"{dtype}:as_torch:{batch}:{net}"), counts, strict=True):
         assert isinstance(problem, ConvProblem)
         yield replace(problem, epilogue=Epilogue(bias=True, activation="relu")), count
 
@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default=NETS)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES))
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
@@ -96,13 +97,13 @@ def main() -> None:
     sums: dict[tuple[str, str, str], float] = {}
     try:
         for net in options.nets.split(","):
-            for problem, count in layers(net, options.batch):
+            for problem, count in layers(net, options.batch, options.dtype):
                 configs = configs_of(problem, [*PEERS, *options.engines], target)
                 line = f"{net} {short(problem)} x{count}:"
                 best = fastest(runner.measure(Request(problem, configs, ROUNDS), protocol))
                 for name, row in best.items():
                     recorder.add(
-                        subject=f"{net} {problem.key}", batch=options.batch, dtype="fp32", provider=f"convoy.{name}",
+                        subject=f"{net} {problem.key}", batch=options.batch, dtype=options.dtype, provider=f"convoy.{name}",
                         metric="kernel_us", unit="us", p50=row.median_us, p20=row.median_us - row.spread_us,
                         p80=row.median_us + row.spread_us, ok=row.ok,
                         note=f"kind={kind_of(problem).replace(' ', '_')} times={count} flops={problem.flops} {row.config.knobs}",
@@ -110,7 +111,10 @@ def main() -> None:
                     line += f"  {name} {row.median_us:.1f} ({problem.flops / row.median_us / 1e3:.0f} GFLOP/s)"
                 for name, engines in (*((peer, [peer]) for peer in PEERS), ("ours", options.engines)):
                     case = net, kind_of(problem), name
-                    took = min(best[engine].median_us for engine in engines if engine in best and best[engine].ok)
+                    own = [best[engine].median_us for engine in engines if engine in best and best[engine].ok]
+                    took = min(
+                        own or (row.median_us for row in best.values() if row.ok)
+                    )  # without an engine of ours: a peer's
                     sums[case] = sums.get(case, 0.0) + count * took / 1e3
                 print(line, flush=True)
             recorder.write()

@@ -240,7 +240,7 @@ def engines_from_environment(environment: Mapping[str, str]) -> tuple[str, ...]:
     return entries
 
 
-CPU_ISAS = ("sse4", "avx2", "avx512")
+CPU_ISAS = ("sse4", "avx2", "avx512", "avx512_bf16", "amx")
 """Levels that `CONVOY_MAX_CPU_ISA` may name, older first."""
 
 

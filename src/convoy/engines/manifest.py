@@ -36,6 +36,7 @@ MANIFEST: Final[dict[str, str]] = {
     "zeroskip.gather": "convoy.engines.sparse_activations.zeroskip_gather",
     "zeroskip.blocks": "convoy.engines.sparse_activations.zeroskip_blocks",
     "cpu.direct": "convoy.engines.cpu.cpu_direct",
+    "cpu.direct_bf16": "convoy.engines.cpu.bf16.cpu_direct_bf16",
     "cpu.depthwise": "convoy.engines.cpu.cpu_depthwise",
     "cpu.pooling": "convoy.engines.cpu.cpu_pooling",
     "cpu.concat": "convoy.engines.cpu.cpu_concat",

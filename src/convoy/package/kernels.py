@@ -61,13 +61,10 @@ class CompiledKernels:
     code: bytes
 
 
-def needs_here(*, packs: bool) -> Needs:
-    """What code and packed weights made on this machine need.
-
-    Args:
-        packs: whether there is code, or a packed weight.
-    """
-    name, flags, _ = _level()
+def needs_here(kernels: Sequence[KernelSource]) -> Needs:
+    """What compiled kernels, and the weights packed for them, need of a machine; without kernels: nothing but its system."""
+    packs, (name, flags, _) = bool(kernels), _level()
+    flags = flags.union(*(kernel.cpu_flags for kernel in kernels))
     libc = " ".join(platform.libc_ver()) if packs else ""
     known = tuple(sorted(flags)) if packs else ()
     width = lanes() if packs else 0

@@ -142,7 +142,7 @@ def write_package(path: Path, nets: Sequence[BoundNet], model: ModelInfo, *, por
         model=model.name,
         convoy="",
         target=model.target,
-        needs=needs_here(packs=bool(contents.kernels)),
+        needs=needs_here(contents.kernels),
         portable=not missing,
         programs=tuple(
             ProgramMembers(f"graphs/g{index}.txt", f"plans/p{index}.json", f"programs/p{index}.json")

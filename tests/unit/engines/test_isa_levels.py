@@ -16,8 +16,8 @@ LEVELS = {
     "sse41": ("sse4", "default", 4),
     "avx2": ("avx2", "avx2", 8),
     "avx512_core": ("avx512", "avx512", 16),
-    "avx512_core_bf16": ("avx512", "avx512", 16),
-    "avx512_core_amx": ("avx512", "avx512", 16),
+    "avx512_core_bf16": ("avx512_bf16", "avx512", 16),
+    "avx512_core_amx": ("amx", "avx512", 16),
 }
 """oneDNN's level, with ours, torch's, and the floats of a register."""
 
@@ -40,6 +40,7 @@ def test_engines_are_exact_on_integers_at_every_level_that_the_cpu_has(level):
     assert min(found["ran"].values()) >= 2
     assert {"aten", "onednn", "gemm"} <= set(found["ran"])
     assert not compiler() or {"cpu.direct", "cpu.depthwise", "cpu.winograd"} <= set(found["ran"])
+    assert not compiler() or ("cpu.direct_bf16" in found["ran"]) == (ours in ("avx512_bf16", "amx"))
     newest_of_ours = kernel_levels(cpu_flags(), "")[-1]
     assert (found["march"] == "-march=native") == (ours == newest_of_ours)
     limited = level != onednn_levels(cpu_flags(), "")[-1]

@@ -47,6 +47,8 @@ KERNEL_LEVELS: Final[tuple[tuple[str, frozenset[str], int, str], ...]] = (
     ("sse4", frozenset({"sse4_2"}), 4, "-march=nehalem"),
     ("avx2", frozenset({"avx2", "fma", "bmi2", "f16c"}), 8, "-march=haswell"),
     ("avx512", _AVX512 | {"avx512cd"}, 16, "-march=skylake-avx512"),
+    ("avx512_bf16", _AVX512 | {"avx512cd", "avx512_vnni", "avx512_bf16"}, 16, "-march=cooperlake"),
+    ("amx", _AVX512 | {"avx512cd", "avx512_vnni", "avx512_bf16"} | _AMX, 16, "-march=sapphirerapids"),
 )
 """Levels of `CONVOY_MAX_CPU_ISA`, older first: name, flags of /proc/cpuinfo that it needs, floats of a vector register, and the
 compiler's flag."""

@@ -38,12 +38,14 @@ class KernelSource:
         flags: compiler flags, without those for threads.
         engine: the engine's id, for errors and file names.
         function: the function's name.
+        cpu_flags: features of the processor that it needs beside those that it is compiled for, in Linux's names.
     """
 
     parts: tuple[Path, ...]
     flags: tuple[str, ...]
     engine: str
     function: str
+    cpu_flags: tuple[str, ...] = ()
 
     def bound(self) -> Callable[..., object]:
         """The function, compiled for this machine; raises CompileError."""

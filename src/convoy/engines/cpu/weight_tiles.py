@@ -32,15 +32,19 @@ def taken(
     *,
     pools: bool = False,
     depthwise: bool = False,
+    grouped: bool = False,
+    dtypes: Sequence[str] = ("fp32",),
     activations: Sequence[str] = ACTIVATIONS,
 ) -> Support:
-    """Forward convolutions in fp32 and nhwc, with a residual and an activation, where there is a compiler.
+    """Forward convolutions in nhwc, with a residual and an activation, where there is a compiler.
 
     Args:
         problem: anything.
         target: the device.
         pools: whether the engine does an epilogue's pooling.
         depthwise: whether it is for one filter a channel; else it takes no groups.
+        grouped: whether it takes groups all the same.
+        dtypes: those that it takes.
         activations: those that it has.
     """
     if target.device != "cpu":
@@ -48,10 +52,11 @@ def taken(
     support = plain_convolution(problem, pools=pools)
     if not support or not isinstance(problem, ConvProblem):
         return support
+    if problem.x_dtype not in dtypes:
+        return Support.no(f"needs {' or '.join(dtypes)}, got {problem.x_dtype}")
     for name, wanted, given in (
-        ("fp32", "fp32", problem.x_dtype),
         ("layout nhwc", "nhwc", problem.layout),
-        ("groups = 1", 1, 1 if depthwise else problem.groups),
+        ("groups = 1", 1, 1 if depthwise or grouped else problem.groups),
     ):
         if given != wanted:
             return Support.no(f"needs {name}, got {given}")
@@ -66,10 +71,11 @@ def taken(
 
 def as_convolution(problem: LinearProblem) -> ConvProblem:
     """A linear layer as the 1x1 convolution that it is: its rows are the pixels of one image."""
-    n, rows = min(1, problem.n), max(1, problem.n)
+    n, rows, dtype = min(1, problem.n), max(1, problem.n), problem.dtype
     return ConvProblem(
-        n, problem.c, 1, rows, problem.k, 1, 1, layout="nhwc", numerics=problem.numerics, epilogue=problem.epilogue
-    )
+        n, problem.c, 1, rows, problem.k, 1, 1, layout="nhwc", x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype,
+        numerics=problem.numerics, epilogue=problem.epilogue,
+    )  # fmt: skip
 
 
 def in_tiles(problem: ConvProblem, constants: Sequence[torch.Tensor], tile: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -37,7 +37,9 @@ def test_a_cpu_without_any_of_them_has_none():
 
 
 def test_kernels_are_limited_to_levels_that_the_cpu_has():
-    assert kernel_levels(AMX, "") == ("sse4", "avx2", "avx512")
+    assert kernel_levels(AMX, "") == ("sse4", "avx2", "avx512", "avx512_bf16", "amx")
+    assert kernel_levels(AVX512, "amx")[-1] == "avx512_bf16"
+    assert kernel_levels(AMX, "avx512")[-1] == "avx512"
     assert kernel_levels(AMX, "avx2") == ("sse4", "avx2")
     assert kernel_levels(AVX2, "avx512") == ("sse4", "avx2")
 
@@ -80,7 +82,7 @@ def test_limits_are_part_of_the_target_and_of_the_compilers_flags(on_amx):
 
 
 def test_a_limit_that_takes_nothing_away_changes_nothing(on_amx):
-    on_amx.setenv("CONVOY_MAX_CPU_ISA", "avx512")
+    on_amx.setenv("CONVOY_MAX_CPU_ISA", "amx")
     on_amx.setenv("ONEDNN_MAX_CPU_ISA", "ALL")
     assert instruction_sets.march() == "-march=native"
     assert instruction_sets.limits() == {}

@@ -1,0 +1,1 @@
+"""Kernels in C for tensors in bf16 on x86 CPUs."""

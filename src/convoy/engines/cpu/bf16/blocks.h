@@ -1,0 +1,154 @@
+/* Blocks of sums: some rows of the left operand by some tiles of 16 output channels, with AMX's tiles or with vectors. tile_ops.h stands
+ * before this.
+ *
+ * Rows lie `a_step` values apart, in steps of 32 values of the reduction. A tile's weights are [step][16 pairs][16 channels][2]. */
+#define STEP 32         /* values of the reduction in a step */
+#define COLUMNS 64      /* floats of a row of sums: the most channels of a block */
+#define TILE_VALUES 512 /* of a step of a tile's weights */
+#define AHEAD 4         /* steps before its use that a weight is fetched, where `ahead` says so */
+#define VECTOR_SUMS 24
+
+typedef struct {
+    const bf16 *a, *b;
+    int64_t a_step, b_step;  /* values from row to row, and from tile to tile */
+    int64_t rows, steps, ahead;
+    float *sums; /* [rows][COLUMNS] */
+} Block;
+
+#define FETCH(weight)                                                                             \
+    if (u->ahead)                                                                                 \
+        for (int line_ = 0; line_ < 16; line_++) __builtin_prefetch((weight) + AHEAD * TILE_VALUES + line_ * 32, 0, 2)
+
+/* Up to two tiles of rows by two of channels. */
+
+INLINE FOR_AMX void tiles_2x2(const int m, const int n, const Block *u) {
+    const bf16 *a = u->a, *b = u->b;
+    int64_t a_bytes = u->a_step * 2;
+    TILE_ZERO(0);
+    if (n > 1) TILE_ZERO(1);
+    if (m > 1) TILE_ZERO(2);
+    if (m > 1 && n > 1) TILE_ZERO(3);
+    for (int64_t step = 0; step < u->steps; step++, a += STEP, b += TILE_VALUES) {
+        TILE_LOAD(4, a, a_bytes);
+        TILE_LOAD(6, b, 64);
+        TILE_DP(0, 4, 6);
+        FETCH(b);
+        if (n > 1) {
+            TILE_LOAD(7, b + u->b_step, 64);
+            TILE_DP(1, 4, 7);
+            FETCH(b + u->b_step);
+        }
+        if (m > 1) {
+            TILE_LOAD(5, a + 16 * u->a_step, a_bytes);
+            TILE_DP(2, 5, 6);
+            if (n > 1) TILE_DP(3, 5, 7);
+        }
+    }
+    TILE_STORE(0, u->sums, COLUMNS * 4);
+    if (n > 1) TILE_STORE(1, u->sums + 16, COLUMNS * 4);
+    if (m > 1) TILE_STORE(2, u->sums + 16 * COLUMNS, COLUMNS * 4);
+    if (m > 1 && n > 1) TILE_STORE(3, u->sums + 16 * COLUMNS + 16, COLUMNS * 4);
+}
+
+/* One tile of rows by up to four of channels. */
+INLINE FOR_AMX void tiles_1x4(const int n, const Block *u) {
+    const bf16 *a = u->a, *b = u->b;
+    TILE_ZERO(0);
+    if (n > 1) TILE_ZERO(1);
+    if (n > 2) TILE_ZERO(2);
+    if (n > 3) TILE_ZERO(3);
+    for (int64_t step = 0; step < u->steps; step++, a += STEP, b += TILE_VALUES) {
+        TILE_LOAD(4, a, u->a_step * 2);
+        TILE_LOAD(5, b, 64);
+        TILE_DP(0, 4, 5);
+        FETCH(b);
+        if (n > 1) {
+            TILE_LOAD(6, b + u->b_step, 64);
+            TILE_DP(1, 4, 6);
+            FETCH(b + u->b_step);
+        }
+        if (n > 2) {
+            TILE_LOAD(7, b + 2 * u->b_step, 64);
+            TILE_DP(2, 4, 7);
+            FETCH(b + 2 * u->b_step);
+        }
+        if (n > 3) {
+            TILE_LOAD(5, b + 3 * u->b_step, 64);
+            TILE_DP(3, 4, 5);
+            FETCH(b + 3 * u->b_step);
+        }
+    }
+    TILE_STORE(0, u->sums, COLUMNS * 4);
+    if (n > 1) TILE_STORE(1, u->sums + 16, COLUMNS * 4);
+    if (n > 2) TILE_STORE(2, u->sums + 32, COLUMNS * 4);
+    if (n > 3) TILE_STORE(3, u->sums + 48, COLUMNS * 4);
+}
+
+/* A block whose rows are a panel's by `tiles` tiles, of four at most. */
+static FOR_AMX void amx_block(const Block *u, int64_t tiles) {
+    TILES_FENCE();
+    if (tiles <= 2 && u->rows > 16) {
+        if (tiles == 1)
+            tiles_2x2(2, 1, u);
+        else
+            tiles_2x2(2, 2, u);
+        TILES_FENCE();
+        return;
+    }
+    for (int64_t row = 0; row < u->rows; row += 16) {
+        Block part = *u;
+        part.a += row * u->a_step, part.sums += row * COLUMNS, part.ahead &= row == 0;
+        switch (tiles) {
+        case 1: tiles_2x2(1, 1, &part); break;
+        case 2: tiles_2x2(1, 2, &part); break;
+        case 3: tiles_1x4(3, &part); break;
+        case 4: tiles_1x4(4, &part); break;
+        }
+    }
+    TILES_FENCE();
+}
+
+INLINE FOR_AVX512 void vectors(const int rows, const int tiles, const Block *u, int64_t first) {
+    sums16 sums[VECTOR_SUMS];
+    const bf16 *a = u->a + first * u->a_step, *b = u->b;
+    for (int i = 0; i < rows * tiles; i++) sums[i] = no_sums();
+    for (int64_t pair = 0; pair < u->steps * 16; pair++, a += 2, b += 32)
+        for (int j = 0; j < tiles; j++) {
+            const bf16 *row = b + j * u->b_step;
+            if (u->ahead) __builtin_prefetch(row + AHEAD * TILE_VALUES, 0, 2);
+            for (int i = 0; i < rows; i++) sums[i * tiles + j] = pairs_added(sums[i * tiles + j], a + i * u->a_step, row);
+        }
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < tiles; j++) sums_stored(u->sums + (first + i) * COLUMNS + j * 16, sums[i * tiles + j]);
+}
+
+#define VECTORS_OF(rows, tiles) \
+    case rows: vectors(rows, tiles, &part, first); break
+
+/* The same by vectors: as many rows together as there are registers for, the rows shared out evenly. */
+static FOR_AVX512 void avx512_block(const Block *u, int64_t tiles) {
+    Block part = *u;
+    int64_t parts = up(u->rows, tiles <= 2 ? VECTOR_SUMS / 2 : VECTOR_SUMS / 4);
+    for (int64_t i = 0; i < parts; i++, part.ahead = 0) {
+        int64_t first = u->rows * i / parts, rows = u->rows * (i + 1) / parts - first;
+        if (tiles == 1) {
+            switch (rows) {
+                VECTORS_OF(1, 1); VECTORS_OF(2, 1); VECTORS_OF(3, 1); VECTORS_OF(4, 1); VECTORS_OF(5, 1); VECTORS_OF(6, 1);
+                VECTORS_OF(7, 1); VECTORS_OF(8, 1); VECTORS_OF(9, 1); VECTORS_OF(10, 1); VECTORS_OF(11, 1); VECTORS_OF(12, 1);
+            }
+        } else if (tiles == 2) {
+            switch (rows) {
+                VECTORS_OF(1, 2); VECTORS_OF(2, 2); VECTORS_OF(3, 2); VECTORS_OF(4, 2); VECTORS_OF(5, 2); VECTORS_OF(6, 2);
+                VECTORS_OF(7, 2); VECTORS_OF(8, 2); VECTORS_OF(9, 2); VECTORS_OF(10, 2); VECTORS_OF(11, 2); VECTORS_OF(12, 2);
+            }
+        } else if (tiles == 3) {
+            switch (rows) {
+                VECTORS_OF(1, 3); VECTORS_OF(2, 3); VECTORS_OF(3, 3); VECTORS_OF(4, 3); VECTORS_OF(5, 3); VECTORS_OF(6, 3);
+            }
+        } else {
+            switch (rows) {
+                VECTORS_OF(1, 4); VECTORS_OF(2, 4); VECTORS_OF(3, 4); VECTORS_OF(4, 4); VECTORS_OF(5, 4); VECTORS_OF(6, 4);
+            }
+        }
+    }
+}

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from convoy.engines.torch_operators import DTYPES
+from convoy.engines.triton.triton_ahead import prepare_triton
 from convoy.errors import InputError, PlanError
 from convoy.measurement import detect_target
 from convoy.plan import Plan
@@ -56,8 +57,11 @@ def warn_of_changes(plan: Plan, bound: Plan) -> None:
 
 
 def target_for(device: str) -> Target:
-    """The target of a device: `cpu` or `cuda`."""
-    return detect_target(device)
+    """The target of a device, `cpu` or `cuda`. For a GPU Triton gets ready meanwhile, while the model is captured."""
+    target = detect_target(device)
+    if target.device == "cuda":
+        prepare_triton()
+    return target
 
 
 def arguments_of(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -22,6 +22,7 @@ from typing import Any, Final, cast
 
 import torch
 
+from convoy.engines.triton.triton_ahead import compile_launcher, launcher_ready, wait_until_prepared
 from convoy.errors import CompileError, LaunchError
 from convoy.support import Support
 from convoy.target import Target
@@ -87,6 +88,7 @@ class TritonKernel:
     def __init__(self, build: KernelBuild, target: Target) -> None:
         self.build = build
         self.compiled: Any = None if interpreting() else compile_kernel(build, target)
+        self._launcher = None if self.compiled is None else compile_launcher(self.compiled)
         self._order = list(build.function.arg_names)
 
     def __call__(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
@@ -97,6 +99,9 @@ class TritonKernel:
         if self.compiled is None:
             self.build.function[grid](*values)
             return
+        if self._launcher is not None:
+            launcher_ready(self._launcher)
+            self._launcher = None
         try:
             self.compiled[grid](*values)
         except RuntimeError as error:
@@ -110,6 +115,7 @@ class TritonKernel:
 
 def compile_kernel(build: KernelBuild, target: Target) -> Any:
     """Compile for a target, or take it from Triton's cache; raises CompileError, also for a build known to be slow."""
+    wait_until_prepared()
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -22,7 +22,8 @@ from pathlib import Path
 from convoy.engines.manifest import BASELINE
 from convoy.perfdb import Measurement
 from convoy.problem import ConvProblem, EngineConfig, LinearProblem, Problem, parse_problem
-from convoy.tune.predict import MIN_SAMPLES, TimePredictor, kind_of
+from convoy.problem.layer_coordinates import kind_of
+from convoy.tune.predict import MIN_SAMPLES, TimePredictor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 

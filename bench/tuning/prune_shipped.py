@@ -14,8 +14,7 @@ from pathlib import Path
 
 from convoy.engines.manifest import MANIFEST, RETIRED, load_engine
 from convoy.perfdb import Measurement
-from convoy.perfdb.shipped import SUFFIX, read_shipped, shipped_folder, shipped_targets
-from convoy.perfdb.transfer import write_rows
+from convoy.perfdb.shipped import read_shipped, shipped_folder, shipped_targets, write_shipped
 from convoy.problem import ConvProblem, LinearProblem, is_subgraph_key, parse_problem
 
 
@@ -44,7 +43,7 @@ def main() -> None:
         found += len(rows) - len(kept)
         print(f"{target}: {len(rows) - len(kept)} of {len(rows)} rows are superfluous: {dict(gone)}")
         if gone and not options.check:
-            write_rows(kept, Path(str(shipped_folder())) / f"{target}{SUFFIX}")
+            write_shipped(kept, Path(str(shipped_folder())))
     raise SystemExit(1 if found and options.check else 0)
 
 

@@ -11,7 +11,10 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from convoy.perfdb.row import Measurement
 
 Load = Callable[[Path], object]
 
@@ -227,15 +230,12 @@ def _rows(path: Path) -> object:
     return found
 
 
-def _csv() -> bytes:
-    import tempfile
-
+def _measurements() -> list[Measurement]:
     from convoy.perfdb.row import Measurement, Status
-    from convoy.perfdb.transfer import write_rows
     from convoy.problem import ConvProblem, EngineConfig, Knobs
 
     key = ConvProblem(1, 3, 8, 8, 4, 3, 3).key
-    rows = [
+    return [
         Measurement(
             key, EngineConfig("aten", 2), "0" * 16, "p1", Status.OK, 9, 12.5, 0.25, 1e-7, 64, 128, date="2026-01-02"
         ),
@@ -243,9 +243,16 @@ def _csv() -> bytes:
             key, EngineConfig("gemm", 1, Knobs.of(images=1)), "0" * 16, "p1", Status.TIMEOUT, reason='too "slow", it is'
         ),
     ]
+
+
+def _csv() -> bytes:
+    import tempfile
+
+    from convoy.perfdb.transfer import write_rows
+
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.csv"
-        write_rows(rows, file)
+        write_rows(_measurements(), file)
         return file.read_bytes()
 
 
@@ -302,14 +309,17 @@ def rows_json_lines_gz() -> Loader:
 @loader
 def shipped() -> Loader:
     """Rows that ship with the package, each checked when it is asked for."""
-    from convoy.perfdb.csv_rows import read_table
-    from convoy.perfdb.shipped import ShippedTable
+    from convoy.perfdb.shipped_form import encode_rows
+    from convoy.perfdb.shipped_table import read_table
+    from convoy.tune.predict import TimePredictor
 
     def load(path: Path) -> object:
         with path.open("rb") as file:
-            return ShippedTable(read_table(file, path.name), "0" * 16).rows()
+            table = read_table(file, path.name, "0" * 16)
+        return table.rows(), TimePredictor(table.times("p1", ()))
 
-    return Loader("shipped", ".csv.gz", load, [_gzip(_csv())], unwrap=gzip.decompress, wrap=_gzip)
+    seed = encode_rows(_measurements(), "0" * 16)
+    return Loader("shipped", ".rows.gz", load, [seed], unwrap=gzip.decompress, wrap=_gzip)
 
 
 @loader

@@ -7,15 +7,11 @@ import io
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import IO, Final, Protocol, cast
 
 from convoy.errors import InputError
-from convoy.perfdb.record import COLUMNS, DEFAULTS, ColumnValue, checked_row, checked_value
-from convoy.perfdb.row import Measurement
+from convoy.perfdb.record import COLUMNS, DEFAULTS, ColumnValue
 from convoy.untrusted import gunzip
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
@@ -50,49 +46,6 @@ def file_form(path: Path) -> tuple[str, bool]:
 
 CsvLine = tuple[int, list[str]]
 """A line's number, and its cells."""
-
-
-@dataclass(frozen=True, slots=True)
-class CsvTable:
-    """A CSV file of rows, split into cells but not checked.
-
-    Attributes:
-        name: the file's name.
-        header: its columns.
-        lines: the number of each line, and its cells: as many as there are columns.
-    """
-
-    name: str
-    header: list[str]
-    lines: list[CsvLine]
-
-    def checked(self, numbered: CsvLine) -> Measurement:
-        """The row of one of the lines; raises InputError naming the line if it is malformed."""
-        line, cells = numbered
-        try:
-            given = {column: _checked(column, cell) for column, cell in zip(self.header, cells, strict=True)}
-            return checked_row({**DEFAULTS, **given})
-        except InputError as error:
-            raise InputError(self.name, f"line {line}", "well-formed rows", str(error)) from None
-
-
-def read_table(file: IO[bytes], name: str) -> CsvTable:
-    """Split a CSV file of rows.
-
-    Raises:
-        InputError: it cannot be decoded, has other columns, or has a line with more or fewer values.
-    """
-
-    def refuse(line: int, reason: str) -> None:
-        raise InputError(name, f"line {line}", "well-formed rows", reason)
-
-    with open_lines(file, name) as lines:
-        reader = csv.reader(lines, strict=True)
-        header = csv_header(reader, name)
-        split = list(islice(split_csv(reader, header, refuse), MAX_ROWS + 1))
-    if len(split) > MAX_ROWS:
-        raise InputError(name, len(split), f"at most {MAX_ROWS} rows")
-    return CsvTable(name, header, split)
 
 
 @contextmanager
@@ -139,20 +92,6 @@ def split_csv(reader: _CsvReader, header: Sequence[str], refuse: Callable[[int, 
             yield line, cells
         elif cells:
             refuse(line, f"got {len(cells)} values, expected {len(header)}")
-
-
-def _checked(column: str, cell: str) -> ColumnValue:
-    """A cell's value, checked."""
-    return _checked_figure(column, cell) if COLUMNS[column] is float else _checked_text(column, cell)
-
-
-def _checked_figure(column: str, cell: str) -> ColumnValue:
-    value: ColumnValue = checked_value(column, _from_cell(column, cell))
-    return value
-
-
-_checked_text = lru_cache(maxsize=1 << 14)(_checked_figure)
-"""Cached: texts and integers occur again in row after row, times do not."""
 
 
 def cells_record(header: Sequence[str], cells: Sequence[str]) -> dict[str, ColumnValue]:

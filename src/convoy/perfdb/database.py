@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Connection
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from convoy.errors import InputError, unknown_name
 from convoy.perfdb import shipped, sql
@@ -17,12 +16,16 @@ from convoy.perfdb.location import checked_path, default_path
 from convoy.perfdb.merge import read_database
 from convoy.perfdb.record import check_digest, clip_reason, read_record, read_target, read_text, target_json, to_record
 from convoy.perfdb.row import Measurement, Status
-from convoy.perfdb.shipped import ShippedTable, ShippedTables
+from convoy.perfdb.shipped import ShippedTables
 from convoy.perfdb.store import DatabaseFile
 from convoy.perfdb.summary import DatabaseInfo, ImportResult
 from convoy.perfdb.transfer import ImportBatch, read_file, write_all
 from convoy.problem import is_subgraph_key
 from convoy.target import Target
+
+if TYPE_CHECKING:
+    from convoy.perfdb.shipped_table import ShippedTable
+    from convoy.perfdb.time_columns import TimeColumns
 
 
 class Database:
@@ -94,14 +97,20 @@ class Database:
 
     def _shipped(self, target: str, ask: Callable[[ShippedTable], Sequence[Measurement]]) -> Sequence[Measurement]:
         """The answer of the results that ship for a target."""
-        return self._tables.query(target, ask) if self._with_shipped else ()
+        return self._tables.query(target, ask, ()) if self._with_shipped else ()
 
     def targets(self) -> dict[str, Target]:
         """All described targets, the user's and those of the shipped results, by digest."""
         return {**(shipped.shipped_descriptions() if self._with_shipped else {}), **self._descriptions()}
 
-    def related(self, target: Target, protocols: Sequence[str]) -> list[Measurement]:
-        """Good rows of this target and of others with the same device: for prediction, not for replay.
+    def good_layers(self, target: str, protocol: str) -> list[Measurement]:
+        """The good rows of one target's layers by one protocol: the user's, then the shipped ones."""
+        own = [row for row in self.rows(target=target, status="ok") if row.protocol == protocol]
+        found = self._shipped(target, lambda table: table.rows(protocol))
+        return [row for row in (*own, *found) if row.ok and not is_subgraph_key(row.problem)]
+
+    def times(self, target: Target, protocols: Sequence[str]) -> TimeColumns:
+        """Times of good rows of this target and of others with the same device, as columns: for prediction, not for replay.
 
         They may come from other software versions. The target's own rows come first, then the user's, then the shipped ones.
         For problems without such a row, rows of earlier protocols follow, then rows of devices with the same cores
@@ -111,18 +120,13 @@ class Database:
             target: the device.
             protocols: protocol ids, the preferred one first.
         """
-        described = self.targets()
-        like = [digest for digest, found in described.items() if found.is_same_device(target)]
-        related = [digest for digest, found in described.items() if found.has_same_cores(target)]
-        rows: list[Measurement] = []
-        for digests in (list(dict.fromkeys((target.digest, *like))), related):
-            own = [row for digest in digests for row in self.rows(target=digest, status="ok")]
-            for protocol in protocols:
-                wanted = partial(_is_new_layer, {row.problem for row in rows})
-                rows += [row for row in own if row.protocol == protocol and wanted(row.problem)]
-                ask = partial(ShippedTable.rows, protocol=protocol, wanted=wanted)
-                rows += [row for digest in digests for row in self._shipped(digest, ask) if row.ok]
-        return rows
+
+        def own(digest: str) -> list[Measurement]:
+            return self.rows(target=digest, status="ok")
+
+        from convoy.perfdb.related import related_times  # numpy takes 0.1 s to import
+
+        return related_times(target, self.targets(), protocols, own, self._tables if self._with_shipped else None)
 
     def _descriptions(self) -> dict[str, Target]:
         """The user's described targets, by digest."""
@@ -232,7 +236,7 @@ class Database:
         return len(rows)
 
     def export_shipped(self, folder: Path, *, target: str = "") -> list[Path]:
-        """Write the user's rows in the form that ships with the package: one `TARGET.csv.gz` for each target."""
+        """Write the user's rows in the form that ships with the package: one `TARGET.rows.gz` for each target."""
         return shipped.write_shipped(self.rows(target=target), folder, self._descriptions())
 
     def import_(self, path: Path, *, partial: bool = False) -> ImportResult:
@@ -282,10 +286,6 @@ class Database:
         removed = self._store.write(lambda connection: sql.delete(connection, filters))
         self._store.shrink()
         return removed
-
-
-def _is_new_layer(known: Collection[str], problem: str) -> bool:
-    return problem not in known and not is_subgraph_key(problem)
 
 
 def _filters(**words: str) -> dict[str, str]:

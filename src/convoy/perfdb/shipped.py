@@ -1,24 +1,25 @@
-"""Results that ship with the package, read-only: one gzip-compressed CSV per target, read when that target is used."""
+"""Results that ship with the package, read-only: one file per target (`shipped_form`), read when that target is used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from convoy.errors import InputError
-from convoy.perfdb.csv_rows import CsvLine, CsvTable, read_table
 from convoy.perfdb.record import MAX_TARGET, check_digest, read_target, target_json
 from convoy.perfdb.row import Measurement
-from convoy.perfdb.transfer import write_rows
+from convoy.perfdb.transfer import write_file
 from convoy.target import Target
 
-SUFFIX: Final = ".csv.gz"
+if TYPE_CHECKING:
+    from convoy.perfdb.shipped_table import ShippedTable
+
+SUFFIX: Final = ".rows.gz"
 TARGET_SUFFIX: Final = ".target.json"
 """Suffix of a target's description, beside its rows, if it is known."""
 
@@ -33,43 +34,6 @@ def shipped_targets(folder: Traversable | None = None) -> list[str]:
     folder = folder or shipped_folder()
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
-
-
-class ShippedTable:
-    """The rows that ship for one target, checked problem by problem when they are used.
-
-    A net uses some hundred of tens of thousands; checking all of them took two thirds of a start from the database. All databases
-    of a process share a table (`open_shipped`), so nothing that it returns can be changed in it.
-    """
-
-    def __init__(self, table: CsvTable, target: str) -> None:
-        self._table = replace(table, lines=[])
-        self._unread: dict[tuple[str, str], list[CsvLine]] = {}
-        at = {name: table.header.index(name) for name in ("problem", "protocol", "target")}
-        for line in table.lines:
-            cells = line[1]
-            if cells[at["target"]] != target:
-                raise InputError(table.name, cells[at["target"]], f"rows of the target {target} alone")
-            self._unread.setdefault((cells[at["problem"]], cells[at["protocol"]]), []).append(line)
-        self._keys = tuple(self._unread)
-        self._read: dict[tuple[str, str], tuple[Measurement, ...]] = {}
-
-    def lookup(self, problem: str, protocol: str) -> tuple[Measurement, ...]:
-        """The rows of a problem by a protocol; raises InputError if one is malformed."""
-        key = (problem, protocol)
-        found = self._read.get(key)
-        if found is None:
-            lines = self._unread.get(key)
-            if lines is None:  # there are none, or another thread has read them just now
-                return self._read.get(key, ())
-            found = self._read[key] = tuple(self._table.checked(line) for line in lines)
-            self._unread.pop(key, None)
-        return found
-
-    def rows(self, protocol: str = "", wanted: Callable[[str], bool] | None = None) -> list[Measurement]:
-        """The rows of all or of the wanted problems, of one protocol or of all; raises InputError if one is malformed."""
-        keys = [key for key in self._keys if protocol in ("", key[1]) and (wanted is None or wanted(key[0]))]
-        return [row for key in keys for row in self.lookup(*key)]
 
 
 def open_shipped(target: str, folder: Traversable | None = None) -> ShippedTable | None:
@@ -97,8 +61,13 @@ def _read_once(path: Path, target: str, identity: tuple[int, ...]) -> ShippedTab
 
 
 def _read(entry: Traversable, target: str) -> ShippedTable:
+    from convoy.perfdb.shipped_table import read_table  # numpy takes 0.1 s to import
+
     with entry.open("rb") as file:
-        return ShippedTable(read_table(file, entry.name), target)
+        return read_table(file, entry.name, target)
+
+
+Answer = TypeVar("Answer")
 
 
 class ShippedTables:
@@ -112,17 +81,17 @@ class ShippedTables:
         self._warnings = warnings
         self._opened: dict[str, ShippedTable | None] = {}
 
-    def query(self, target: str, question: Callable[[ShippedTable], Sequence[Measurement]]) -> Sequence[Measurement]:
-        """The answer of a target's table; empty if there is none, or if its file is damaged."""
+    def query(self, target: str, question: Callable[[ShippedTable], Answer], otherwise: Answer) -> Answer:
+        """The answer of a target's table; `otherwise` if there is none, or if its file is damaged."""
         try:
             if target not in self._opened:
                 self._opened[target] = open_shipped(target)
             table = self._opened[target]
-            return () if table is None else question(table)
+            return otherwise if table is None else question(table)
         except InputError as error:
             self._warnings.append(f"shipped results of the target {target} are not used: {error}")
             self._opened[target] = None
-            return ()
+            return otherwise
 
 
 def read_shipped(target: str, folder: Traversable | None = None) -> list[Measurement]:
@@ -161,6 +130,8 @@ def write_shipped(
     Returns:
         The row files that were written.
     """
+    from convoy.perfdb.shipped_form import encode_rows
+
     by_target: dict[str, list[Measurement]] = {}
     for row in rows:
         by_target.setdefault(check_digest(row.target), []).append(row)
@@ -171,7 +142,7 @@ def write_shipped(
             key=lambda row: (row.problem, row.protocol, row.config.engine, row.config.version, str(row.config.knobs))
         )
         paths.append(folder / (target + SUFFIX))
-        write_rows(own, paths[-1])
+        write_file(paths[-1], encode_rows(own, target))
         if descriptions and target in descriptions:
             text = target_json(descriptions[target]) + "\n"
             (folder / (target + TARGET_SUFFIX)).write_text(text, encoding="utf-8")

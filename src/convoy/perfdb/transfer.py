@@ -140,10 +140,13 @@ def write_all(rows: Iterable[Measurement], texts: Mapping[str, str], targets: Ma
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file completely or not at all, compressed if the suffix says so; equal text gives equal bytes."""
+    """Write a text completely or not at all, compressed if the suffix says so; equal text gives equal bytes."""
     data = text.encode()
-    if file_form(path)[1]:
-        data = gzip.compress(data, mtime=0)
+    write_file(path, gzip.compress(data, mtime=0) if file_form(path)[1] else data)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file completely or not at all; raises InputError if it cannot be written."""
     temporary = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
         temporary.write_bytes(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from convoy.errors import InputError
 Knob = int | str | bool
 
 _MAX_DIGITS = 20
+_CONFIG = re.compile(r"([^@\[\]]{1,100})@([0-9]{1,9})\[([^\[\]]*)\]")
 _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
@@ -92,3 +94,11 @@ class EngineConfig:
 
     def __str__(self) -> str:
         return f"{self.engine}@{self.version}[{self.knobs}]"
+
+    @staticmethod
+    def parse(text: str) -> EngineConfig:
+        """Inverse of `str`; raises InputError on malformed text."""
+        match = _CONFIG.fullmatch(text)
+        if match is None:
+            raise InputError("config", text, "a config such as triton.implicit_gemm@1[block_m=64]")
+        return EngineConfig(match[1], int(match[2]), Knobs.parse(match[3]))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from convoy.problem import ConvProblem, EngineConfig, LinearProblem, Problem
+from convoy.problem.layer_coordinates import kind_name as kind_of_layer
 from convoy.target import Target
-from convoy.tune.problem_distance import kind_of
 
 MAX_REGRET: Final = 1.0
 """Regret of an engine that never came near, a natural logarithm: a larger value makes no difference."""
@@ -74,12 +74,12 @@ def features_of(problem: LayerProblem) -> dict[str, float]:
 
 
 def kind_name(problem: Problem) -> str:
-    """A layer's kind (`problem_distance.kind_of`) as a text; empty for problems that the criteria do not cover.
+    """A layer's kind (`layer_coordinates.kind_name`) as a text; empty for problems that the criteria do not cover.
 
     Those are problems that are not layers, and layers with a weight mask, because no feature describes a mask.
     """
     masked = isinstance(problem, ConvProblem) and problem.weight_mask
-    return "" if masked else "/".join(map(str, kind_of(problem) or ()))
+    return "" if masked else kind_of_layer(problem)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
-from convoy.engines.activation_sparsity import sparsity_percent
-from convoy.perfdb.row import Measurement
-from convoy.problem import Problem
-from convoy.tune.problem_distance import LAYERS, dtype_class
+import numpy as np
+
+from convoy.engines.activation_sparsity import KINDS, sparsity_percent
+from convoy.errors import InputError
+from convoy.perfdb.time_columns import Numbers, ProblemColumns, TimeColumns
+from convoy.problem import EngineConfig, Problem
+from convoy.problem.layer_coordinates import LAYERS, dtype_class
 
 LAUNCH_US: Final = 1.5
 """Time of an empty launch, used without measurements: about the cost of a kernel in a captured graph."""
@@ -30,24 +34,47 @@ class Roofline:
         moved_us = problem.bytes_min / self.bytes_per_us if self.bytes_per_us else 0.0
         return self.launch_us + max(work_us, moved_us)
 
+    def times_us(self, problems: ProblemColumns) -> Numbers:
+        """`time_us` of each problem."""
+        rates = [self.flops_per_us.get(_dtype_of(text), 0.0) for text in problems.arithmetic.texts]
+        rate = np.array(rates, dtype=np.float64)[problems.arithmetic.index]
+        work_us = np.divide(problems.flops, rate, out=np.zeros_like(rate), where=rate > 0)
+        moved_us = problems.bytes_min / self.bytes_per_us if self.bytes_per_us else np.zeros_like(rate)
+        return self.launch_us + np.maximum(work_us, moved_us)
 
-def fit_roofline(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
-    """The best rates of all measurements, and the shortest time."""
-    launch_us = min((row.median_us for _, row in known), default=LAUNCH_US)
+
+def fit_roofline(times: TimeColumns) -> Roofline:
+    """The best rates of all measurements, and the shortest time. Rows of problems without facts must be left out before."""
+    if not len(times):
+        return Roofline({}, 0.0, LAUNCH_US)
+    # Skipped operations would count as a rate.
+    dense = times.taken(~np.array([_skips_zeros(text) for text in times.configs.texts])[times.configs.index])
+    problems = times.problems
+    with np.errstate(over="ignore"):  # of times that no device reaches, in a file that no session has written
+        rates = problems.flops[dense.problem] / dense.median_us
+        moved = problems.bytes_min[dense.problem] / dense.median_us
+    arithmetic = problems.arithmetic.index[dense.problem]
     flops: dict[str, float] = {}
-    moved = 0.0
-    last, size_bytes, operations = None, 0, 0
-    for problem, row in known:
-        if problem is not last:  # rows of one problem follow one another
-            last, size_bytes = problem, problem.bytes_min
-            operations = problem.flops if isinstance(problem, LAYERS) else 0
-        if sparsity_percent(row.config.knobs):  # skipped operations would count as a rate
-            continue
-        moved = max(moved, size_bytes / row.median_us)
-        if isinstance(problem, LAYERS):
-            width = dtype_class(problem.x_spec.dtype)
-            flops[width] = max(flops.get(width, 0.0), operations / row.median_us)
-    return Roofline(flops, moved, launch_us)
+    for place, text in enumerate(problems.arithmetic.texts):
+        own = rates[arithmetic == place]
+        if text and len(own):
+            flops[_dtype_of(text)] = max(flops.get(_dtype_of(text), 0.0), float(own.max()))
+    return Roofline(flops, float(moved.max(initial=0.0)), float(times.median_us.min()))
+
+
+def _dtype_of(arithmetic: str) -> str:
+    return arithmetic.partition("/")[0]
+
+
+@lru_cache(maxsize=1 << 14)
+def _skips_zeros(config: str) -> bool:
+    """Whether a config's time holds for zeros that are skipped, by its text."""
+    if not any(f"{kind}=" in config for kind in KINDS):
+        return False
+    try:
+        return bool(sparsity_percent(EngineConfig.parse(config).knobs))
+    except InputError:
+        return False
 
 
 def at_least(time_us: float, floor_us: float) -> float:

@@ -1,71 +1,75 @@
-"""Measurements of layers as predictions use them."""
+"""The measured layers of one kind, and which of them are nearest to a layer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Final
 
-from convoy.errors import InputError
-from convoy.problem import ConvProblem, LayerProblem, Problem, is_subgraph_key, parse_problem
-from convoy.tune.fitted_roofline import Roofline
-from convoy.tune.problem_distance import LAYERS, LayerCoordinates, LayerKind, coordinates_of, kind_of, sizes_key
+import numpy as np
+
+from convoy.perfdb.time_columns import Indices, Numbers, TimeColumns
+from convoy.problem.layer_coordinates import LayerCoordinates
+from convoy.tune.problem_distance import distances
+
+MAX_NEIGHBOURS: Final = 6
+"""Nearest neighbours of a config that count."""
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSample:
-    """One measurement of a config: the layer with its coordinates, its time, and the log of that time over the roofline.
+class Neighbour:
+    """A measurement of a config on a layer near another one.
 
     Attributes:
-        problem: equal for problems that differ only in memory format and epilogue.
-        traits: the layer's coordinates.
-        log_ratio: log of the time over the roofline's.
-        layer: the layer.
+        row: place of the measurement among all.
+        apart: distance of the layer.
         median_us: its time, microseconds.
+        roofline_us: the layer's time at the fitted roofline, microseconds.
     """
 
-    problem: str
-    traits: LayerCoordinates
-    log_ratio: float
-    layer: LayerProblem
+    row: int
+    apart: float
     median_us: float
+    roofline_us: float
 
 
-@dataclass(frozen=True, slots=True)
-class SampledLayer:
-    """What all rows of one problem have in common.
+class KindSamples:
+    """The measurements of all layers of one kind.
 
-    Attributes:
-        kind: its layer kind; None for problems without neighbours.
-        sizes: equal for problems that differ only in memory format and epilogue.
-        traits: its coordinates; None for other problems than layers.
-        roofline_us: its time at the roofline, microseconds.
+    Args:
+        times: all measurements.
+        rows: places of those of this kind.
+        roofline_us: each problem's time at the fitted roofline.
     """
 
-    kind: LayerKind | None
-    sizes: str = ""
-    traits: LayerCoordinates | None = None
-    roofline_us: float = 0.0
+    def __init__(self, times: TimeColumns, rows: Indices, roofline_us: Numbers) -> None:
+        config = times.configs.index[rows]
+        order = np.argsort(config, kind="stable")
+        self._times, self._rows, self._config = times, rows[order], config[order]
+        self._problems, self._problem = np.unique(times.problem[self._rows], return_inverse=True)
+        self._median_us = times.median_us[self._rows]
+        self._roofline_us = roofline_us[times.problem[self._rows]]
+        self._ratio = self._median_us / self._roofline_us
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(self._config)) + 1))[: len(rows)]
+        texts = times.configs.taken(self._rows[starts]).entries()
+        stops = [*starts[1:].tolist(), len(rows)]
+        self._places = dict(zip(texts, zip(starts.tolist(), stops, strict=False), strict=True))
 
-    @staticmethod
-    def of(problem: Problem, roofline: Roofline) -> SampledLayer:
-        """What a problem's rows share, under a fitted roofline."""
-        kind = kind_of(problem)
-        if kind is None or not isinstance(problem, LAYERS):
-            return SampledLayer(kind)
-        return SampledLayer(kind, sizes_key(problem), coordinates_of(problem), roofline.time_us(problem))
+    def __contains__(self, config: str) -> bool:
+        return config in self._places
 
+    def nearest_to(self, here: LayerCoordinates) -> Callable[[str], list[Neighbour]]:
+        """Gives the measurements of a config, named by its text, on the layers nearest to another one, the nearest first.
 
-@lru_cache(maxsize=1 << 14)
-def problem_of_key(key: str) -> Problem | None:
-    """The problem of a key, if its times say anything about other problems; else None.
+        Of two layers as far apart the one with the lower time over the roofline comes first. The config must have measurements.
+        """
+        apart = distances(here, self._times.problems, self._problems)[self._problem]
+        order = np.lexsort((self._ratio, apart, self._config))
 
-    A subgraph cannot be read from its key. A layer with pruned weights does only part of its operations, so its rates hold
-    for no other layer, not even for one with another mask.
-    """
-    if is_subgraph_key(key):
-        return None
-    try:
-        problem = parse_problem(key, "")
-    except InputError:
-        return None
-    return None if isinstance(problem, ConvProblem) and problem.weight_mask else problem
+        def nearest(config: str) -> list[Neighbour]:
+            start, stop = self._places[config]
+            near = order[start : min(stop, start + MAX_NEIGHBOURS)]
+            columns = (self._rows, apart, self._median_us, self._roofline_us)
+            return [Neighbour(*each) for each in zip(*(column[near].tolist() for column in columns), strict=True)]
+
+        return nearest

@@ -12,34 +12,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
+
+import numpy as np
 
 from convoy.engines.manifest import BASELINE
 from convoy.perfdb.row import Measurement, Status
+from convoy.perfdb.time_columns import TimeColumns
 from convoy.problem import (
     EngineConfig,
     LayerProblem,
     Problem,
     SubgraphProblem,
 )
+from convoy.problem.layer_coordinates import (
+    LAYERS,
+    coordinates_of,
+    kind_name,
+    kind_of,
+    problem_of_key,
+    sizes_key,
+    sizes_of_key,
+)
 from convoy.tune.criteria import blend_with_criteria
 from convoy.tune.fitted_roofline import Roofline, at_least, fit_roofline
-from convoy.tune.layer_samples import LayerSample, SampledLayer, problem_of_key
-from convoy.tune.problem_distance import (
-    LAYERS,
-    LayerKind,
-    coordinates_of,
-    distance,
-    kind_of,
-    sizes_key,
-)
+from convoy.tune.layer_samples import KindSamples, Neighbour
 
 MAX_DISTANCE: Final = 8.0
 """Powers of two, summed over all sizes, beyond which a neighbour is ignored."""
-
-MAX_NEIGHBOURS: Final = 6
-"""Nearest neighbours of a config that count."""
 
 MIN_SAMPLES: Final = 2
 """Rows of one sample are ignored: they were pruned after their first run, which on a GPU includes the launch on the host."""
@@ -58,33 +59,36 @@ def no_cost_model(problem: Problem, config: EngineConfig) -> float | None:
     del problem, config
 
 
-@dataclass(frozen=True, slots=True)
 class TimePredictor:
     """Predicts times on a device from its measurements.
 
-    Attributes:
-        roofline: fitted to all rows.
-        seen: the measurements by layer kind and config.
-        measurements: how many rows it was made from.
-        nondeterministic: configs that gave different bits from run to run on some problem of a kind.
+    Args:
+        times: the measurements; those of `MIN_SAMPLES` and more of problems that their key describes are used.
         model: the engines' cost models.
         fusing: ids of the engines that compute a subgraph in one pass (`Engine.fuses_subgraphs`).
         estimating: ids of the engines whose cost models hold for subgraphs (`Engine.estimates_subgraphs`).
+        roofline: the device's best rates; None: fitted to the measurements.
+
+    Attributes:
+        roofline: likewise.
+        measurements: how many measurements it was made from.
     """
 
-    roofline: Roofline
-    seen: dict[LayerKind, dict[EngineConfig, list[LayerSample]]] = field(
-        default_factory=dict[LayerKind, dict[EngineConfig, list[LayerSample]]]
-    )
-    measurements: int = 0
-    nondeterministic: set[tuple[LayerKind | None, EngineConfig]] = field(
-        default_factory=set[tuple[LayerKind | None, EngineConfig]]
-    )
-    model: CostModel = field(default=no_cost_model, compare=False)
-    fusing: frozenset[str] = frozenset()
-    estimating: frozenset[str] = frozenset()
-    _modelled: dict[int, float | None] = field(default_factory=dict[int, float | None], compare=False)
-    """By the identity of a sample, the log of its time over the cost model; filled when it is first needed."""
+    def __init__(
+        self,
+        times: TimeColumns,
+        model: CostModel = no_cost_model,
+        fusing: Collection[str] = frozenset(),
+        estimating: Collection[str] = frozenset(),
+        roofline: Roofline | None = None,
+    ) -> None:
+        self._times = times.taken((times.samples >= MIN_SAMPLES) & times.problems.described[times.problem])
+        self._model, self._fusing, self._estimating = model, frozenset(fusing), frozenset(estimating)
+        self.measurements = len(self._times)
+        self.roofline = roofline or fit_roofline(self._times)
+        self._roofline_us = self.roofline.times_us(times.problems)
+        self._kinds: dict[str, KindSamples] = {}
+        self._modelled: dict[int, float | None] = {}  # by the row, the log of its time over the cost model's
 
     @staticmethod
     def from_rows(
@@ -94,43 +98,43 @@ class TimePredictor:
         estimating: Collection[str] = frozenset(),
     ) -> TimePredictor:
         """Make a predictor from rows. Failures, and problems that their key does not describe, are left out."""
-        known: list[tuple[Problem, Measurement]] = []
-        for row in rows:
-            problem = problem_of_key(row.problem) if row.ok and row.samples >= MIN_SAMPLES else None
-            if problem is not None:
-                known.append((problem, row))
-        fit, ids = fit_roofline(known), (frozenset(fusing), frozenset(estimating))
-        found = TimePredictor(fit, measurements=len(known), model=model, fusing=ids[0], estimating=ids[1])
-        layers: dict[str, SampledLayer] = {}
-        for problem, row in known:
-            layer = layers.get(row.problem)
-            if layer is None:
-                layer = layers[row.problem] = SampledLayer.of(problem, found.roofline)
-            if not row.deterministic:
-                found.nondeterministic.add((layer.kind, row.config))
-            if layer.kind is not None and layer.traits is not None and isinstance(problem, LAYERS):
-                ratio = math.log(row.median_us / layer.roofline_us)
-                seen = LayerSample(layer.sizes, layer.traits, ratio, problem, row.median_us)
-                found.seen.setdefault(layer.kind, {}).setdefault(row.config, []).append(seen)
-        return found
+        return TimePredictor(TimeColumns.of(rows), model, fusing, estimating)
 
-    def _log_model(self, config: EngineConfig, sample: LayerSample) -> float | None:
-        """The log of a sample's time over its config's cost model; None without a cost model."""
-        if id(sample) not in self._modelled:
-            expected_us = self.model(sample.layer, config)
-            self._modelled[id(sample)] = math.log(sample.median_us / expected_us) if expected_us else None
-        return self._modelled[id(sample)]
+    def _samples(self, kind: str) -> KindSamples:
+        """The measurements of a layer kind."""
+        if kind not in self._kinds:
+            rows = np.flatnonzero(self._times.problems.kinds.equals(kind)[self._times.problem])
+            self._kinds[kind] = KindSamples(self._times, rows, self._roofline_us)
+        return self._kinds[kind]
+
+    def is_deterministic(self, problem: Problem, config: EngineConfig) -> bool:
+        """Whether no measurement of a config, on a problem of the same kind, gave different bits from run to run."""
+        return (kind_name(problem), str(config)) not in self._nondeterministic
+
+    @cached_property
+    def _nondeterministic(self) -> set[tuple[str, str]]:
+        rows = ~self._times.deterministic
+        kinds = self._times.problems.kinds.taken(self._times.problem[rows])
+        return set(zip(kinds.entries(), self._times.configs.taken(rows).entries(), strict=True))
+
+    def _log_model(self, config: EngineConfig, near: Neighbour) -> float | None:
+        """The log of a measurement over its config's cost model; None without a cost model."""
+        if near.row not in self._modelled:
+            layer = problem_of_key(self._times.problems.keys[self._times.problem[near.row]])
+            expected_us = None if layer is None else self._model(layer, config)
+            self._modelled[near.row] = math.log(near.median_us / expected_us) if expected_us else None
+        return self._modelled[near.row]
 
     def without(self, problem: Problem) -> TimePredictor:
         """The predictor without the rows of this problem, in any memory format and with any epilogue: for tests."""
         if kind_of(problem) is None:
             return self
-        gone = sizes_key(problem)
-        kept = replace(self, seen={})
-        for kind, configs in self.seen.items():
-            left = {config: [s for s in seen if s.problem != gone] for config, seen in configs.items()}
-            kept.seen[kind] = {config: seen for config, seen in left.items() if seen}
-        return kept
+        gone, problems = sizes_key(problem), self._times.problems
+        kept = np.array([sizes_of_key(key) != gone for key in problems.keys], dtype=np.bool_)
+        left = self._times.taken(kept[self._times.problem])
+        found = TimePredictor(left, self._model, self._fusing, self._estimating, self.roofline)
+        found.measurements = self.measurements
+        return found
 
     def predict(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
         """Predicted times, microseconds, of the configs that have neighbours; the baseline always has one.
@@ -196,34 +200,24 @@ class TimePredictor:
         return {config: at_least(time_us, floor_us) for config, time_us in times.items()}
 
     def _layer(self, problem: LayerProblem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
-        kind = kind_of(problem)
-        known = self.seen.get(kind, {}) if kind is not None else {}
-        traits, reference = coordinates_of(problem), self.roofline.time_us(problem)
+        known, reference = self._samples(kind_name(problem)), self.roofline.time_us(problem)
+        nearest = known.nearest_to(coordinates_of(problem))
         found: dict[EngineConfig, float] = {}
-        apart: dict[int, float] = {}  # by the identity of coordinates, which all rows of a problem share
-
-        def far(seen: LayerSample) -> float:
-            if id(seen.traits) not in apart:
-                apart[id(seen.traits)] = distance(traits, seen.traits)
-            return apart[id(seen.traits)]
-
-        for config in (config for configs in space.values() for config in configs if config in known):
-            near = sorted(
-                ((far(seen), seen.log_ratio, seen) for seen in known[config]),
-                key=lambda item: item[:2],
-            )[:MAX_NEIGHBOURS]
-            if near[0][0] > MAX_DISTANCE:
+        for config in (config for configs in space.values() for config in configs):
+            text = str(config)
+            near = nearest(text) if text in known else []
+            if not near or near[0].apart > MAX_DISTANCE:
                 continue
-            expected_us = self.model(problem, config)
-            logs = [self._log_model(config, seen) for _, _, seen in near] if expected_us else []
+            expected_us = self._model(problem, config)
+            logs = [self._log_model(config, each) for each in near] if expected_us else []
             against = [log for log in logs if log is not None]
             modelled = expected_us and len(against) == len(near)
-            ratios = against if modelled else [ratio for _, ratio, _ in near]
-            weights = [2.0 ** -(2 * each) for each, _, _ in near]
+            ratios = against if modelled else [math.log(each.median_us / each.roofline_us) for each in near]
+            weights = [2.0 ** -(2 * each.apart) for each in near]
             mean = sum(w * ratio for w, ratio in zip(weights, ratios, strict=True)) / sum(weights)
             times_us = expected_us if expected_us and modelled else reference
             # Distant neighbours say less, so a config that has only those is penalised.
-            found[config] = times_us * math.exp(mean) * (1 + DISTANCE_PENALTY * near[0][0])
+            found[config] = times_us * math.exp(mean) * (1 + DISTANCE_PENALTY * near[0].apart)
         return found
 
     def _pass(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
@@ -233,12 +227,12 @@ class TimePredictor:
         subgraphs counts with the margin of engines without neighbours: the engine is chosen only where it is clearly faster.
         """
         operators = problem.text.count(" = ") if isinstance(problem, SubgraphProblem) else 1
-        fusing = self.fusing & space.keys()
+        fusing = self._fusing & space.keys()
         passes = dict.fromkeys(fusing, 1.0) | {BASELINE: max(operators, ATEN_PASSES if fusing else 1.0)}
         once = self.roofline.time_us(problem)
         times = {configs[0]: once * passes.get(engine, max(1, operators)) for engine, configs in space.items()}
-        for engine in self.estimating & space.keys():
-            if expected_us := self.model(problem, space[engine][0]):
+        for engine in self._estimating & space.keys():
+            if expected_us := self._model(problem, space[engine][0]):
                 times[space[engine][0]] = UNMEASURED_FACTOR * expected_us
         return times
 
@@ -289,7 +283,7 @@ def predicted_rows(
             protocol,
             Status.OK,
             median_us=time_us,
-            deterministic=(kind_of(problem), config) not in predictor.nondeterministic,
+            deterministic=predictor.is_deterministic(problem, config),
             reason=reason,
         )
         for config, time_us in times.items()

@@ -10,6 +10,7 @@ from typing import Protocol as Interface
 from convoy.engines.base import Engine
 from convoy.measurement.protocol import Protocol
 from convoy.perfdb.row import Measurement, Status
+from convoy.perfdb.time_columns import TimeColumns
 from convoy.problem import EngineConfig, Problem
 from convoy.settings import Effort
 from convoy.target import Target
@@ -38,8 +39,8 @@ class RowStore(Interface):
         """Store rows, subgraph texts, and the descriptions of targets."""
         ...
 
-    def related(self, target: Target, protocols: Sequence[str], /) -> Sequence[Measurement]:
-        """Good rows of devices related to this one."""
+    def times(self, target: Target, protocols: Sequence[str], /) -> TimeColumns:
+        """Times of good rows of this device and of related ones."""
         ...
 
     def targets(self) -> Mapping[str, Target]:
@@ -135,7 +136,7 @@ def set_priors(tasks: Sequence[TuningTask], source: PredictorSource, protocol: P
 class PredictorSource:
     """The rows and criteria that predictions use: those of related devices, and the criteria beside the database.
 
-    They are read once, and only if something is predicted: reading tens of thousands of rows takes seconds.
+    They are read once, and only if something is predicted.
     """
 
     def __init__(
@@ -145,17 +146,17 @@ class PredictorSource:
         self._fusing = frozenset(engine.id for engine in engines if engine.fuses_subgraphs)
         self._estimating = frozenset(engine.id for engine in engines if engine.estimates_subgraphs)
         self._target, self._protocol = target, protocol
-        self._rows: Sequence[Measurement] | None = None
+        self._times: TimeColumns | None = None
 
     def with_rows(self, measured: Iterable[Measurement] = ()) -> tuple[TimePredictor, Criteria | None]:
         """A predictor made from the stored rows and the rows measured since, and the criteria."""
-        if self._rows is None:
+        if self._times is None:
             with phase("predict", "read rows"):
-                self._rows = self._database.related(self._target, (self._protocol.id, *self._protocol.earlier))
+                self._times = self._database.times(self._target, (self._protocol.id, *self._protocol.earlier))
         with phase("predict", "fit"):
-            predictor = TimePredictor.from_rows(
-                chain(self._rows, measured), self._models, self._fusing, self._estimating
-            )
+            new = TimeColumns.of(measured)
+            times = TimeColumns.joined((self._times, new)) if len(new) else self._times
+            predictor = TimePredictor(times, self._models, self._fusing, self._estimating)
             return predictor, find_criteria(self._target, self._path)
 
 

@@ -12,6 +12,7 @@ from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig
+from convoy.problem.layer_coordinates import LAYERS
 from convoy.settings import Effort
 from convoy.target import Target
 from convoy.tune.criteria import Criteria
@@ -20,7 +21,6 @@ from convoy.tune.leaderboard import Leaderboard
 from convoy.tune.local_search import next_configs
 from convoy.tune.predict import TimePredictor, predicted_rows
 from convoy.tune.prior import Prior
-from convoy.tune.problem_distance import LAYERS
 from convoy.tune.search_space import SearchSpace
 from convoy.tune.transfer_hints import TransferHints, hints_from_rows
 

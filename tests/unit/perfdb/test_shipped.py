@@ -9,19 +9,24 @@ from pathlib import Path
 import pytest
 
 from convoy.errors import InputError
-from convoy.perfdb import Database, Measurement, shipped
-from convoy.perfdb.record import COLUMNS
+from convoy.perfdb import Database, Measurement, shipped, shipped_table
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions, shipped_folder, shipped_targets, write_shipped
+from convoy.perfdb.time_columns import TimeColumns
 from convoy.problem import SubgraphProblem
 from convoy.target import Target
 from tests.unit.perfdb.perfdb_rows import OTHER, TARGET, failure, row, rows
 
 
-def test_the_form_is_compressed_csv_with_the_columns_on_top(tmp_path: Path) -> None:
+def said(times: TimeColumns) -> list[tuple[object, ...]]:
+    """What columns of times say, row by row."""
+    problems = [times.problems.keys[place] for place in times.problem]
+    columns = (times.configs.entries(), times.median_us.tolist(), times.samples.tolist(), times.deterministic.tolist())
+    return list(zip(problems, *columns, strict=True))
+
+
+def test_a_target_has_one_file_in_the_order_of_problems(tmp_path: Path) -> None:
     paths = write_shipped([row(1), row(0, target=OTHER.digest), failure(2), row(0)], tmp_path / "new")
-    assert paths == sorted(tmp_path / "new" / f"{t.digest}.csv.gz" for t in (TARGET, OTHER))
-    text = gzip.decompress((tmp_path / "new" / f"{TARGET.digest}.csv.gz").read_bytes()).decode()
-    assert text.splitlines()[0] == ",".join(COLUMNS)
+    assert paths == sorted(tmp_path / "new" / f"{t.digest}.rows.gz" for t in (TARGET, OTHER))
     assert read_shipped(TARGET.digest, tmp_path / "new") == [row(0), row(1), failure(2)]
     assert shipped_targets(tmp_path / "new") == sorted([TARGET.digest, OTHER.digest])
 
@@ -51,12 +56,12 @@ def test_nothing_is_shipped_for_an_unknown_target(tmp_path: Path) -> None:
 def test_a_file_with_another_targets_row_or_a_bad_one_is_not_used(tmp_path: Path) -> None:
     (path,) = write_shipped(rows(3), tmp_path)
     good = path.read_bytes()
-    path.rename(tmp_path / f"{OTHER.digest}.csv.gz")
+    path.rename(tmp_path / f"{OTHER.digest}.rows.gz")
     with pytest.raises(InputError, match=OTHER.digest):
         read_shipped(OTHER.digest, tmp_path)
-    text = gzip.decompress(good).decode()
-    for wrong in (text.replace("10.25", "-10.25"), text.replace("problem,", "question,"), text[:-30], ""):
-        path.write_bytes(gzip.compress(wrong.encode()))
+    data = gzip.decompress(good)
+    for wrong in (data.replace(b'"ok"', b'"no"'), data.replace(b'"problem"', b'"question"'), data[:-30], b""):
+        path.write_bytes(gzip.compress(wrong))
         with pytest.raises(InputError):
             read_shipped(TARGET.digest, tmp_path)
     for damaged in (good[:-20], good[:40] + b"\xff" + good[41:], b""):
@@ -84,16 +89,20 @@ def test_rows_of_a_like_device_are_related(tmp_path, monkeypatch):
     protocol = row(0).protocol
     with Database.memory(shipped=True) as database:
         assert database.lookup(row(0).problem, TARGET.digest, protocol) == []
-        assert database.related(TARGET, (protocol,)) == [row(0, target=newer.digest)]
-        assert database.related(TARGET, ("another",)) == []
+        assert said(database.times(TARGET, (protocol,))) == said(TimeColumns.of([row(0)]))
+        assert said(database.times(TARGET, ("another",))) == []
         database.put([row(2), failure(3)], targets=[TARGET])
-        assert database.related(TARGET, (protocol,)) == [row(2), row(0, target=newer.digest)]
+        assert said(database.times(TARGET, (protocol,))) == said(TimeColumns.of([row(2), row(0)]))
+        assert database.good_layers(TARGET.digest, protocol) == [row(2)]
+        assert database.good_layers(newer.digest, protocol) == [row(0, target=newer.digest)]
 
 
 def test_databases_of_a_process_parse_a_file_once_and_another_file_anew(tmp_path, monkeypatch):
     read, protocol = [], row(0).protocol
-    table = shipped.read_table
-    monkeypatch.setattr(shipped, "read_table", lambda file, name: read.append(name) or table(file, name))
+    decode = shipped_table.decode_rows
+    monkeypatch.setattr(
+        shipped_table, "decode_rows", lambda file, name, target: read.append(name) or decode(file, name, target)
+    )
     monkeypatch.setattr(shipped, "shipped_folder", lambda: tmp_path)
 
     def found() -> list[Measurement]:
@@ -127,7 +136,8 @@ def test_pieces_of_graphs_are_related_to_nothing(tmp_path, monkeypatch, ships):
     with Database.memory(shipped=True) as database:
         database.put([] if ships else held, targets=[TARGET])
         assert database.lookup(piece, TARGET.digest, row(0).protocol) == held[1:]
-        assert database.related(TARGET, (row(0).protocol,)) == held[:1]
+        assert said(database.times(TARGET, (row(0).protocol,))) == said(TimeColumns.of(held[:1]))
+        assert database.good_layers(TARGET.digest, row(0).protocol) == held[:1]
 
 
 def test_a_few_own_rows_do_not_hide_what_is_known_of_other_problems():
@@ -138,7 +148,7 @@ def test_a_few_own_rows_do_not_hide_what_is_known_of_other_problems():
     hidden = row(1, target=kin.digest, protocol="v2", median_us=1.0)
     with Database.memory() as database:
         database.put([own, earlier, other, far, hidden], targets=[gpu, kin])
-        assert database.related(gpu, ("v2", "v1")) == [own, other, far]
+        assert said(database.times(gpu, ("v2", "v1"))) == said(TimeColumns.of([own, other, far]))
 
 
 def test_a_damaged_description_is_no_description(tmp_path):

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 
 from convoy.perfdb.row import Measurement, Status
+from convoy.perfdb.time_columns import TimeColumns
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, Pool, SubgraphProblem, TensorSpec
+from convoy.problem.layer_coordinates import coordinates_of, kind_of
 from convoy.tune.fitted_roofline import LAUNCH_US
 from convoy.tune.predict import UNMEASURED_FACTOR, TimePredictor, predicted_rows
 from convoy.tune.prior_rows import cost_models
-from convoy.tune.problem_distance import coordinates_of, distance, kind_of
+from convoy.tune.problem_distance import distance
 
 ATEN, ONE, TWO = (EngineConfig(name, 1, Knobs()) for name in ("aten", "one", "two"))
 SPACE = {"aten": [ATEN], "one": [ONE], "two": [TWO]}
@@ -63,12 +65,14 @@ def test_a_problem_that_was_measured_is_its_own_best_neighbour():
 def test_without_leaves_out_the_problem_in_every_layout_and_epilogue():
     problem = conv(c=64, k=64)
     twins = [problem.with_layout("nchw"), conv(c=64, k=64, epilogue=Epilogue(bias=True, activation="relu"))]
-    known = experience([problem, *twins, conv(c=64, k=65)])
+    known = experience([problem, *twins, other := conv(c=64, k=65)])
     assert ONE in known.predict(problem, SPACE)
-    left = known.without(problem)
-    assert [seen.problem for c in left.seen.values() for s in c.values() for seen in s] == [
-        "conv:fprop:n1c64h14w14k65r3s3:p1x1:s1x1:d1x1:g1"
-    ] * 3
+    rows = TimeColumns.of(row(other, config, law(other, config)) for config in (ATEN, ONE, TWO))
+    assert known.without(problem).predict(problem, SPACE) == TimePredictor(rows, roofline=known.roofline).predict(
+        problem, SPACE
+    )
+    assert known.without(problem).predict(problem, SPACE) != known.predict(problem, SPACE)
+    assert known.without(other).predict(problem, SPACE)[ONE] == pytest.approx(law(problem, ONE))
 
 
 def test_cost_models_carry_what_neighbours_cannot_know():
@@ -188,10 +192,7 @@ def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
 
 def test_a_gradient_that_is_not_deterministic_says_nothing_of_forward_passes():
     dgrad = conv(direction="dgrad")
-    known = experience([conv()])
-    known.nondeterministic.update(
-        TimePredictor.from_rows([row(dgrad, ATEN, 9.0, deterministic=False)]).nondeterministic
-    )
+    known = TimePredictor.from_rows([row(conv(), ATEN, 9.0), row(dgrad, ATEN, 9.0, deterministic=False)])
     found = {
         problem: {r.config: r for r in predicted_rows(known, problem, {"aten": [ATEN]}, "t", "p")}[ATEN].deterministic
         for problem in (conv(side=28), conv(side=28, direction="dgrad"))
@@ -252,7 +253,9 @@ def test_times_on_pruned_weights_say_nothing_of_others():
         for problem, engine, time in ((plain, "aten", 100.0), (pruned, "pruned.c", 5.0))
     ]
     assert TimePredictor.from_rows(rows).measurements == 1
-    assert TimePredictor.from_rows(rows) == TimePredictor.from_rows(rows[:1])
+    both, alone = (TimePredictor.from_rows(some) for some in (rows, rows[:1]))
+    assert both.roofline == alone.roofline
+    assert both.predict(plain, {"aten": [ATEN]}) == alone.predict(plain, {"aten": [ATEN]})
 
 
 FLOOR = 1e6

@@ -9,10 +9,13 @@ from dataclasses import replace
 import pytest
 
 from convoy.perfdb.row import Measurement, Status
+from convoy.perfdb.time_columns import TimeColumns
 from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem
-from convoy.tune.fitted_roofline import fit_roofline
-from convoy.tune.predict import DISTANCE_PENALTY, MAX_NEIGHBOURS, TimePredictor
-from convoy.tune.problem_distance import coordinates_of, distance, kind_of
+from convoy.problem.layer_coordinates import coordinates_of, kind_of
+from convoy.tune.fitted_roofline import Roofline, fit_roofline
+from convoy.tune.layer_samples import MAX_NEIGHBOURS
+from convoy.tune.predict import DISTANCE_PENALTY, TimePredictor
+from convoy.tune.problem_distance import distance
 
 CONFIGS = [EngineConfig(engine, 1, Knobs.of(k=k)) for engine in ("modelled", "plain") for k in range(3)]
 SPACE = {engine: [config for config in CONFIGS if config.engine == engine] for engine in ("modelled", "plain")}
@@ -51,7 +54,13 @@ def rows() -> list[Measurement]:
 def plainly(rows: list[Measurement], problem: ConvProblem, config: EngineConfig) -> float:
     """The predicted time of one config, from all rows."""
     known = {layer.key: layer for layer in layers(40, 0)}
-    roofline = fit_roofline([(known[row.problem], row) for row in rows])
+    best = [(known[row.problem], row.median_us) for row in rows]
+    roofline = Roofline(
+        {"fp32": max(layer.flops / time for layer, time in best)},
+        max(layer.bytes_min / time for layer, time in best),
+        min(time for _, time in best),
+    )
+    assert fit_roofline(TimeColumns.of(rows)) == roofline
     own = [
         (distance(coordinates_of(problem), coordinates_of(known[row.problem])), known[row.problem], row)
         for row in rows

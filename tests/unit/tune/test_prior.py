@@ -130,7 +130,7 @@ def test_where_what_is_compiled_has_no_hope_a_second_search_reads_no_rows_of_oth
     run([PROBLEM], hopeless(fakes), database, Timed(time_of, GPU), GPU)
     rows = database.lookup(PROBLEM.key, GPU.digest, PROTOCOL)
     assert {row.config.engine for row in rows} == {"aten", "cudnn"}
-    monkeypatch.setattr(type(database), "related", lambda *_: pytest.fail("read the rows of other problems"))
+    monkeypatch.setattr(type(database), "times", lambda *_: pytest.fail("read the rows of other problems"))
     again = Timed(time_of, GPU)
     run([PROBLEM], hopeless(fakes), database, again, GPU)
     assert not again.asked

@@ -136,7 +136,8 @@ def export(
     status: Status = "",
     target: Target = "",
     shipped: Annotated[
-        bool, typer.Option("--shipped", help="PATH is a folder: write TARGET.csv.gz files, the form that Convoy ships.")
+        bool,
+        typer.Option("--shipped", help="PATH is a folder: write TARGET.rows.gz files, the form that Convoy ships."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:

@@ -179,7 +179,7 @@ class AlgorithmStudy:
     def learn(self, commit: str = "") -> Criteria | None:
         """Criteria from everything that the database knows of this target's layers; None where that is too little."""
         protocol = protocol_for(self.settings.effort, self.target.device).id
-        rows = [row for row in self.database.related(self.target, (protocol,)) if row.target == self.target.digest]
+        rows = self.database.good_layers(self.target.digest, protocol)
         if sum(layer.is_choice() for layer in known_layers(rows)) < LEAST_LAYERS:
             return None
         return learn(rows, self.target, protocol=protocol, commit=commit)

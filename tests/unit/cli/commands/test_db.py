@@ -142,8 +142,8 @@ def test_export_in_the_shipped_form(
     db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = run("export", tmp_path / "shipped", "--shipped", "--db", db)
-    assert f"{TARGET.digest}.csv.gz" in text.replace("\n", "")
-    assert (tmp_path / "shipped" / f"{TARGET.digest}.csv.gz").is_file()
+    assert f"{TARGET.digest}.rows.gz" in text.replace("\n", "")
+    assert (tmp_path / "shipped" / f"{TARGET.digest}.rows.gz").is_file()
     assert "--shipped" in refuse(capsys, monkeypatch, "export", tmp_path, "--shipped", "--engine", "aten", "--db", db)
 
 

@@ -21,7 +21,8 @@ from convoy.typed_torch import named_modules
 
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 _SHARED: Final = (types.ModuleType, logging.Logger, torch.Generator)
-"""Attributes that a copy has in common with its original: they cannot be copied, and `undisturbed` puts random states back."""
+"""Attributes that a copy has in common with its original: they cannot be copied, and `preserve_global_state` restores random
+states."""
 
 
 def copy_module(model: nn.Module, device: torch.device | None = None) -> nn.Module:

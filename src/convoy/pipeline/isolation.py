@@ -1,7 +1,7 @@
 """Isolation: tuning runs copies of a model and its arguments, and restores process-wide state.
 
-`isolate` makes the copies. `undisturbed` is held around a public call: one thread tunes at a time, for the exporter, the logging
-and warning filters, and PyTorch's flags are the process's; and random states, environment variables and flags are put back.
+`isolate` makes the copies. `preserve_global_state` is held around a public call. One thread tunes at a time: the exporter, the
+logging and warning filters and PyTorch's flags are the process's. Random states, environment variables and flags are restored.
 """
 
 from __future__ import annotations

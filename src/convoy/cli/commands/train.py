@@ -42,7 +42,7 @@ def train(
     stock: given.Stock = False,
     numerics: shared.Numerics = "as_torch",
     effort: shared.Effort = "quick",
-    time_s: shared.TimeS = None,
+    time_s: given.TimeS = None,
     db: shared.Db = None,
     checkpoint: given.Checkpoint = None,
     every: given.CheckpointEvery = 0,

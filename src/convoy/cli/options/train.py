@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from convoy.cli.command import CHECKPOINTS, MODEL, OUTPUT, TRAINING
+from convoy.cli.command import CHECKPOINTS, MODEL, OUTPUT, TRAINING, TUNING
 
 Data = Annotated[
     str,
@@ -108,5 +108,14 @@ Out = Annotated[
         "-o",
         help="Write the trained weights, with the names of their classes, to this .safetensors file.",
         rich_help_panel=OUTPUT,
+    ),
+]
+TimeS = Annotated[
+    float | None,
+    typer.Option(
+        "--time-s",
+        "--time",
+        help="Seconds that tuning may take. By default, at effort quick, a tenth of the training's estimated time, or 10.",
+        rich_help_panel=TUNING,
     ),
 ]

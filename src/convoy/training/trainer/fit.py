@@ -29,6 +29,7 @@ from convoy.training.trainer.epoch import EpochResult, TrainingStart
 from convoy.training.trainer.learning_rate import cosine_rate, follow_recipe
 from convoy.training.trainer.processes import gathered_random_states, host_group, process_count, process_rank
 from convoy.training.trainer.recipe import TrainingRecipe
+from convoy.training.trainer.tuning_time import with_tuning_time
 from convoy.training.tune_step import observed_training_step
 from convoy.typed_torch import backward, process_group, unwrapped
 from convoy.zoo import Dataset
@@ -55,7 +56,8 @@ def fit(
         model: on its device; trained in place.
         images: what to train on; a last batch that is not full is left out, and so are batches that fill no update.
         recipe: how.
-        settings: for tuning; `Settings()` by default.
+        settings: for tuning; `Settings()` by default. At effort quick without `time_s`, tuning takes at most a tenth of the
+            training's estimated time, or 10 s.
         test: images to take the accuracy on after each epoch.
         observer: told of tuning and of each step.
         on_plan: given the step when it has been tuned.
@@ -177,6 +179,7 @@ class _Fit:
         recipe = self.recipe
         if recipe.stock:
             return self._stock_step
+        left = recipe.epochs * self.steps - self.position.epoch * self.steps - self.position.step
         step = observed_training_step(
             self.model,
             classification_loss,
@@ -184,7 +187,7 @@ class _Fit:
             batch,
             options=StepOptions(recipe.amp, None, recipe.clip_grad_norm, recipe.accumulate),
             plan=recipe.plan,
-            settings=self.settings,
+            settings=with_tuning_time(self.settings, self.model, batch[0], left, recipe.amp),
             name=self.images.name,
             observer=self.watch,
         )

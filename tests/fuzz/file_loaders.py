@@ -217,6 +217,18 @@ def criteria() -> Loader:
     return Loader("criteria", ".json", load, [criteria_json(found).encode()])
 
 
+@loader
+def peaks() -> Loader:
+    """A device's peak rates, beside the database and shipped."""
+    from convoy.measurement import Peaks
+    from convoy.measurement.device.known_peaks import DevicePeaks, peaks_json, read_peaks
+    from convoy.target import Target
+
+    known = Target("cpu", "a CPU", "avx2", 4, 8 << 30, 1 << 20, (("torch", "2.13.0"),))
+    text = peaks_json(DevicePeaks(known, Peaks(1e10, {"fp32": 1e11, "bf16": 2.5e11}, 3e10, known.cache_bytes)))
+    return Loader("peaks", ".json", lambda path: peaks_json(read_peaks(_text(path), "file")), [text.encode()])
+
+
 # --- rows of the performance database ---------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""A device's roofline ceilings, measured before the net needs memory."""
+"""A device's roofline ceilings, known or measured before the net needs memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from convoy.deadline import Deadline
 from convoy.graph.ir import Graph
 from convoy.graph.layers import conv3d_problem, conv_problem
 from convoy.measurement import Peaks, floor_us, peaks
+from convoy.measurement.device.known_peaks import DevicePeaks, find_peaks, keep_peaks
 from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline.net import Net
 from convoy.problem import LayerProblem, Problem
 from convoy.program.recording import forget_library_workspaces
-from convoy.settings import Effort
+from convoy.settings import Effort, Settings
 from convoy.target import Target
 from convoy.tuning_profile import phase
 
@@ -30,6 +31,28 @@ PATIENT_FROM_S: Final = 60.0
 NO_DEADLINE: Final = Deadline()
 
 
+def ceilings_of(target: Target, settings: Settings, deadline: Deadline = NO_DEADLINE) -> Peaks | None:
+    """The ceilings: those that are known of the device, or measured and kept beside the database if they settled.
+
+    Effort `none`, and a call with little time, take those that are shipped, or measured by other software versions, too.
+
+    Returns:
+        None if they are not known, and measuring them does not fit in memory.
+    """
+    brief = _is_brief(settings.effort, deadline)
+    with phase("roofline ceilings"):
+        found = find_peaks(target, settings.db, brief=brief)
+        if found is None:
+            found = measure_ceilings(target, settings.effort, deadline)
+            if found is not None and found.settled:
+                keep_peaks(DevicePeaks(target, found, brief), settings.db)
+    return found
+
+
+def _is_brief(effort: Effort, deadline: Deadline) -> bool:
+    return effort is Effort.NONE or deadline.left_s < PATIENT_FROM_S
+
+
 def measure_ceilings(target: Target, effort: Effort = Effort.QUICK, deadline: Deadline = NO_DEADLINE) -> Peaks | None:
     """The ceilings; None if measuring them does not fit in memory. The memory is freed in any case.
 
@@ -39,8 +62,7 @@ def measure_ceilings(target: Target, effort: Effort = Effort.QUICK, deadline: De
     """
     refresh_memory_limit()
     try:
-        with phase("roofline ceilings"):
-            found = peaks(target, brief=effort is Effort.NONE or deadline.left_s < PATIENT_FROM_S)
+        found = peaks(target, brief=_is_brief(effort, deadline))
     except Exception as error:  # everything: out of memory has several types; any other error is raised again
         if not is_out_of_memory(error):
             raise

@@ -13,7 +13,7 @@ from convoy.measurement import ChildRunner, InProcessRunner, Runner, zero_shares
 from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
-from convoy.pipeline.ceilings import measure_ceilings, problem_floor
+from convoy.pipeline.ceilings import ceilings_of, problem_floor
 from convoy.pipeline.net import Net
 from convoy.pipeline.observer import Observer
 from convoy.pipeline.search_pruning import nchw_to_skip, prefer_measured, share_of_problems, subsumed_problems
@@ -72,9 +72,7 @@ def measure(
             zeros=zeros_by_problem(net.regions, net.zeros),
             whole=whole_problems(net.regions),
             deadline=deadline,
-            floor_of=lambda: problem_floor(
-                net, net.ceilings or measure_ceilings(net.target, settings.effort, deadline)
-            ),
+            floor_of=lambda: problem_floor(net, net.ceilings or ceilings_of(net.target, settings, deadline)),
             on_progress=lambda done, total, message: observer(message, done, total),
         )
     finally:

@@ -14,7 +14,7 @@ from convoy.measurement import Peaks
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline.captured_net import captured_net
-from convoy.pipeline.ceilings import ceiling_notes, measure_ceilings
+from convoy.pipeline.ceilings import ceiling_notes, ceilings_of
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end_check import build_and_check, with_timeline
 from convoy.pipeline.check.net_check import NetCheck
@@ -71,7 +71,7 @@ def tune_whole(
             isolated = isolate(model, args, kwargs)
         net = captured_net(name, isolated, settings, target)
         with Database.open(settings.db) as database:
-            ceilings = measure_ceilings(target, settings.effort, deadline)
+            ceilings = ceilings_of(target, settings, deadline)
             clock = Stopwatch()
             net = with_counted_zeros(net, settings, watch)
             check = NetCheck(net, isolated, settings.effort)

@@ -23,7 +23,7 @@ from convoy.graph.text import digest
 from convoy.measurement import Peaks, protocol_for
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.perfdb import Database
-from convoy.pipeline.ceilings import ceiling_notes, measure_ceilings
+from convoy.pipeline.ceilings import ceiling_notes, ceilings_of
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end_check import build_and_check, with_timeline
 from convoy.pipeline.check.verify_predicted import BuiltPlan
@@ -160,7 +160,7 @@ class TrainingJob:
         settings = self.settings
         limited = memory_limited(self.target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(settings.db) as database:
-            ceilings = measure_ceilings(self.target, settings.effort, deadline)
+            ceilings = ceilings_of(self.target, settings, deadline)
             clock = Stopwatch()
             build = partial(self._build, ceilings, database, clock, watch)
             net = dataclasses.replace(self.net, ceilings=ceilings)

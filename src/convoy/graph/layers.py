@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from convoy.errors import InputError
-from convoy.graph.ir import Arg, Graph, Node
-from convoy.problem import Conv3dProblem, ConvProblem, LinearProblem
+from convoy.graph.ir import VOLUME_GRADIENTS, Arg, Graph, Node
+from convoy.problem import Conv3dProblem, ConvProblem, LayerProblem, LinearProblem
 
 
 def conv_problem(graph: Graph, node: Node) -> ConvProblem:
@@ -107,6 +107,21 @@ def linear_problem(graph: Graph, node: Node) -> LinearProblem:
             "shape", (x.shape, weight.shape), "x with two sides or more, but not four, and weight with two"
         )
     return LinearProblem(math.prod(x.shape[:-1]), x.shape[-1], k=weight.shape[0], dtype=x.dtype)
+
+
+def layer_problem(graph: Graph, node: Node) -> LayerProblem:
+    """The problem of a convolution, a gradient of one, or a linear layer (a node of `LAYERS`), without epilogue.
+
+    Raises:
+        InputError: the arguments describe no such layer.
+    """
+    if node.op == "linear":
+        return linear_problem(graph, node)
+    if node.op == "conv2d":
+        return conv_problem(graph, node)
+    if node.op == "conv3d":
+        return conv3d_problem(graph, node)
+    return gradient3d_problem(graph, node) if node.op in VOLUME_GRADIENTS else gradient_problem(graph, node)
 
 
 def is_integer(arg: Arg) -> bool:

@@ -18,12 +18,13 @@ def layers(
     trust: shared.Trust = False,
     keys: Annotated[bool, typer.Option("--keys", help="Print problem keys, for `convoy engines --problem`.")] = False,
 ) -> None:
-    """List MODEL's convolutions and linear layers: shapes, operations, least bytes."""
+    """List MODEL's convolutions (transposed ones too) and linear layers: shapes, operations, least bytes."""
     module = values.load(model, None, dtype, "cpu", trust=trust)
     args = inputs.example(module, model, None, batch, values.image_size(size), dtype, "cpu")
 
     from convoy.capture import capture_inference
-    from convoy.graph.layers import conv_problem, linear_problem
+    from convoy.graph.ir import LAYERS
+    from convoy.graph.layers import layer_problem
     from convoy.report import print_table
 
     with inputs.fitting(module, args):
@@ -31,16 +32,19 @@ def layers(
     rows: list[tuple[str, ...]] = []
     total = 0
     for node in graph.nodes:
-        if node.op not in ("conv2d", "linear"):
+        if node.op not in LAYERS:
             continue
-        problem = conv_problem(graph, node) if node.op == "conv2d" else linear_problem(graph, node)
+        problem = layer_problem(graph, node)
         total += problem.flops
         if keys:
             say(problem.key)
             continue
         shape = "x".join(map(str, problem.weight_spec.shape))
         moved, work = f"{problem.bytes_min / 1e6:.2f}", f"{problem.flops / 1e6:.1f}"
-        rows.append((node.name, str(problem.x_spec), shape, str(problem.y_spec), work, moved))
+        # A transposed convolution is the gradient of one with respect to its input: it reads y and makes x.
+        ends = (problem.x_spec, problem.y_spec)
+        first, last = reversed(ends) if node.op.endswith("_dgrad") else ends
+        rows.append((node.name, str(first), shape, str(last), work, moved))
     if not keys:
         print_table(("layer", "x", "weight", "y", "MFLOP", "MB"), rows, numbers=(4, 5))
         say(f"{len(rows)} layers, {total / 1e9:.2f} GFLOP")

@@ -1,4 +1,4 @@
-/* Vectors of LANES floats, and the activations of kernels for CPUs. */
+/* Vectors of LANES floats, the activations of kernels for CPUs, and values as they are stored: bf16 with BF16, else fp32. */
 #if defined(__AVX512F__) && LANES == 16
 #include <immintrin.h>
 #define MASKED
@@ -126,3 +126,72 @@ static __attribute__((noinline)) void smooth_rows(float *y, int64_t step, int64_
 }
 
 INLINE int64_t is_smooth(int64_t activation) { return activation > RELU6; }
+
+typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+typedef uint32_t words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+INLINE vec widened(halves from) { return (vec)(__builtin_convertvector(from, words) << 16); }
+
+/* To the nearest, of two the even one; NaN stays NaN. */
+INLINE halves narrowed(vec value) {
+    words bits = (words)value, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = (words)(value != value);
+    return __builtin_convertvector((nan & ((bits >> 16) | 0x40)) | (~nan & rounded), halves);
+}
+
+#ifdef BF16
+#define NAMED(name) name##_bf16
+typedef uint16_t stored;
+
+INLINE float from_stored(stored value) {
+    union {
+        uint32_t bits;
+        float number;
+    } found = {(uint32_t)value << 16};
+    return found.number;
+}
+
+INLINE stored to_stored(float value) {
+    union {
+        float number;
+        uint32_t bits;
+    } found = {value};
+    return value != value ? found.bits >> 16 | 0x40 : (found.bits + 0x7fff + ((found.bits >> 16) & 1)) >> 16;
+}
+
+INLINE vec stored_lanes(const stored *from) { return widened(*(const halves *)from); }
+INLINE void put_stored_lanes(stored *to, vec value) { *(halves *)to = narrowed(value); }
+
+INLINE vec first_stored_lanes(const stored *from, int64_t count) {
+    halves value = {0};
+    for (int64_t lane = 0; lane < count; lane++) value[lane] = from[lane];
+    return widened(value);
+}
+
+INLINE void put_first_stored_lanes(stored *to, vec value, int64_t count) {
+    halves rounded = narrowed(value);
+    for (int64_t lane = 0; lane < count; lane++) to[lane] = rounded[lane];
+}
+
+static __attribute__((noinline)) vec smooth_apart(vec x, int64_t activation) { return smooth(x, activation); }
+
+/* An activation before a value is rounded: any. */
+INLINE vec activated_for_storage(vec x, int64_t activation) {
+    return is_smooth(activation) ? smooth_apart(x, activation) : activated(x, activation);
+}
+INLINE void smooth_stored_rows(stored *y, int64_t step, int64_t rows, int64_t channels, int64_t activation) {}
+#else
+#define NAMED(name) name
+typedef float stored;
+INLINE float from_stored(stored value) { return value; }
+INLINE stored to_stored(float value) { return value; }
+INLINE vec stored_lanes(const stored *from) { return *(const vec *)from; }
+INLINE void put_stored_lanes(stored *to, vec value) { *(vec *)to = value; }
+INLINE vec first_stored_lanes(const stored *from, int64_t count) { return first_lanes(from, count); }
+INLINE void put_first_stored_lanes(stored *to, vec value, int64_t count) { put_first_lanes(to, value, count); }
+
+/* The activations that cost little; the others follow, on rows that were just written. */
+INLINE vec activated_for_storage(vec x, int64_t activation) { return activated(x, activation); }
+INLINE void smooth_stored_rows(stored *y, int64_t step, int64_t rows, int64_t channels, int64_t activation) {
+    if (is_smooth(activation)) smooth_rows(y, step, rows, channels, activation);
+}
+#endif

@@ -1,4 +1,4 @@
-"""cpu.depthwise: depthwise convolution with a fused epilogue in NHWC, fp32, in C (docs/kernels/cpu.md)."""
+"""cpu.depthwise: depthwise convolution with a fused epilogue in NHWC, computed in fp32, in C (docs/kernels/cpu.md)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
-from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
-from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, taken
+from convoy.engines.cpu.native_launch import Native, NativeExecutable
+from convoy.engines.cpu.weight_tiles import ACTIVATIONS, STORED, storage_kernel, taken
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -45,13 +44,12 @@ class _Depthwise(NativeExecutable):
             residual=problem.epilogue.residual,
             threads=torch.get_num_threads(),
         )
-        flags = (*FLAGS, f"-DLANES={lanes()}")
-        self.use(KernelSource((PARALLEL_H, VECTORS_H, SOURCE), flags, CpuDepthwise.id, "convoy_depthwise"))
+        self.use(storage_kernel(SOURCE, CpuDepthwise.id, "convoy_depthwise", problem.x_dtype))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """The weight as [r, s, c], and the bias, zero where there is none."""
-        weight = constants[0].detach()
-        bias = constants[1].detach() if self._problem.epilogue.bias else weight.new_zeros(self._problem.c)
+        """The weight as [r, s, c], and the bias, zero where there is none, in fp32."""
+        weight = constants[0].detach().float()
+        bias = constants[1].detach().float() if self._problem.epilogue.bias else weight.new_zeros(self._problem.c)
         return weight[:, 0].permute(1, 2, 0).contiguous(), bias.contiguous()
 
     def native(self, constants: Packed) -> Native | None:
@@ -64,7 +62,7 @@ class _Depthwise(NativeExecutable):
 
 
 class CpuDepthwise(Engine):
-    """fp32 depthwise convolutions in nhwc on a CPU."""
+    """Depthwise convolutions in nhwc, in fp32 or bf16, on a CPU."""
 
     id = "cpu.depthwise"
     family = "direct"
@@ -73,8 +71,8 @@ class CpuDepthwise(Engine):
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Forward convolutions with one filter a channel in fp32 and nhwc, with a residual and an activation."""
-        support = taken(problem, target, depthwise=True)
+        """Forward convolutions with one filter a channel in nhwc, with a residual and an activation."""
+        support = taken(problem, target, depthwise=True, dtypes=STORED)
         if support and isinstance(problem, ConvProblem) and problem.r * problem.s > MOST_TAPS:
             return Support.no(f"needs filters of at most {MOST_TAPS} values, got {problem.r} x {problem.s}")
         return support

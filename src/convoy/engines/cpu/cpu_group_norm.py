@@ -1,4 +1,4 @@
-"""cpu.group_norm: group norm of channels_last images with ReLU, SiLU or nothing behind it, fp32, in C (docs/kernels/cpu.md)."""
+"""cpu.group_norm: group norm of channels_last images with ReLU, SiLU or nothing behind it, in C (docs/kernels/cpu.md)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.compilers.host_compiler import lanes
-from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
-from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H
+from convoy.engines.cpu.native_launch import Native, NativeExecutable
+from convoy.engines.cpu.weight_tiles import ACTIVATIONS, STORED, storage_kernel
 from convoy.engines.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.group_norm import GroupNorm, group_norms
 from convoy.graph.ir import Graph
@@ -38,12 +37,11 @@ class _GroupNorm(NativeExecutable):
         )
         self._norm, self._settings = norm, (ctypes.c_int64 * len(settings))(*settings)
         self.workspace_bytes = workspace_of(norm)
-        flags = (*FLAGS, f"-DLANES={lanes()}")
-        self.use(KernelSource((PARALLEL_H, VECTORS_H, SOURCE), flags, GroupNormCpu.id, "convoy_group_norm"))
+        self.use(storage_kernel(SOURCE, GroupNormCpu.id, "convoy_group_norm", norm.dtype))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """Scale and shift, a value a channel."""
-        return tuple(constant.detach().contiguous() for constant in constants)
+        """Scale and shift, a value a channel, in fp32."""
+        return tuple(constant.detach().float().contiguous() for constant in constants)
 
     def native(self, constants: Packed) -> Native | None:
         """Sums, then the normalised values."""
@@ -70,7 +68,7 @@ def workspace_of(norm: GroupNorm) -> int:
 
 
 class GroupNormCpu(CpuSubgraphEngine):
-    """fp32 images."""
+    """Images in fp32 or bf16."""
 
     id = "cpu.group_norm"
     devices = ("cpu",)
@@ -84,11 +82,11 @@ class GroupNormCpu(CpuSubgraphEngine):
         return group_norms(graph)
 
     def refusal(self, problem: SubgraphProblem) -> str:
-        """It normalises fp32 values."""
+        """It normalises values in fp32 and bf16."""
         norm = GroupNorm.of(problem)
         if norm is None:
             return "computes a group norm of images with ReLU, SiLU or no activation, got another subgraph"
-        return "" if norm.dtype == "fp32" else f"needs fp32, got {norm.dtype}"
+        return "" if norm.dtype in STORED else f"needs {' or '.join(STORED)}, got {norm.dtype}"
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """A mean and a factor for each channel."""

@@ -1,4 +1,4 @@
-"""cpu.layer_norm: layer norm over the channels of each pixel, fp32, in C (layer_norm.c; docs/kernels/cpu.md).
+"""cpu.layer_norm: layer norm over the channels of each pixel, in C (layer_norm.c; docs/kernels/cpu.md).
 
     %l = aten.permute.default(%x, (0, 2, 3, 1))               x: [n, c, h, w], in nhwc or nchw
     %n = aten.layer_norm.default(%l, (c,), %scale, %shift, 1e-06, False)
@@ -21,9 +21,8 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.compilers.host_compiler import lanes
-from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
-from convoy.engines.cpu.weight_tiles import FLAGS, VECTORS_H
+from convoy.engines.cpu.native_launch import Native, NativeExecutable
+from convoy.engines.cpu.weight_tiles import STORED, storage_kernel
 from convoy.engines.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.subgraph import parse_subgraph
 from convoy.graph.ir import Graph, Node, Ref
@@ -125,12 +124,11 @@ class _LayerNorm(NativeExecutable):
         (bits,) = struct.unpack("i", struct.pack("f", norm.eps))
         settings = (norm.images, norm.pixels, norm.channels, norm.planes, torch.get_num_threads(), bits)
         self._norm, self._settings = norm, (ctypes.c_int64 * len(settings))(*settings)
-        flags = (*FLAGS, f"-DLANES={lanes()}")
-        self.use(KernelSource((PARALLEL_H, VECTORS_H, SOURCE), flags, LayerNormCpu.id, "convoy_layer_norm"))
+        self.use(storage_kernel(SOURCE, LayerNormCpu.id, "convoy_layer_norm", norm.dtype))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """Scale and shift, in order of the channels."""
-        return tuple(constant.detach().flatten().contiguous() for constant in constants)
+        """Scale and shift, in order of the channels, in fp32."""
+        return tuple(constant.detach().flatten().float().contiguous() for constant in constants)
 
     def native(self, constants: Packed) -> Native | None:
         """Mean, variance, and the normalised values."""
@@ -143,7 +141,7 @@ class _LayerNorm(NativeExecutable):
 
 
 class LayerNormCpu(CpuSubgraphEngine):
-    """fp32 values: 4-D ones with the channels anywhere, others over their last dimensions."""
+    """Values in fp32 or bf16: 4-D ones with the channels anywhere, others over their last dimensions."""
 
     id = "cpu.layer_norm"
     devices = ("cpu",)
@@ -167,11 +165,11 @@ class LayerNormCpu(CpuSubgraphEngine):
                     yield (*group, view.name)
 
     def refusal(self, problem: SubgraphProblem) -> str:
-        """It normalises fp32 values."""
+        """It normalises values in fp32 and bf16."""
         norm = ChannelNorm.of(problem)
         if norm is None:
             return "computes a layer norm over the channels, got another subgraph or memory format"
-        return "" if norm.dtype == "fp32" else f"needs fp32, got {norm.dtype}"
+        return "" if norm.dtype in STORED else f"needs {' or '.join(STORED)}, got {norm.dtype}"
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The library is compiled once for all problems."""

@@ -1,4 +1,4 @@
-"""cpu.pooling: a single pooling in NHWC, fp32, rows first and then columns, in C (pooling.c; docs/kernels/cpu.md).
+"""cpu.pooling: a single pooling in NHWC, rows first and then columns, in C (pooling.c; docs/kernels/cpu.md).
 
 %p = aten.max_pool2d.default(%x, (3, 3), (2, 2))       or another pooling
 %f = aten.view.default(%p, (1, 9216))                  optional
@@ -13,14 +13,14 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
+from convoy.engines.cpu.native_launch import Native, NativeExecutable
+from convoy.engines.cpu.weight_tiles import STORED, storage_kernel
 from convoy.engines.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.subgraph import pooling_of
 from convoy.problem import Knobs, Pool, Problem, SubgraphProblem, TensorSpec
 from convoy.target import Target
 
 SOURCE: Final = Path(__file__).with_name("pooling.c")
-FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 
 BLOCK_FLOATS: Final = 4096
 """Of a reduced row, as in pooling.c."""
@@ -57,7 +57,7 @@ class _CpuPooling(NativeExecutable):
             n=n, c=c, h=h, w=w, y_h=y_h, y_w=y_w, average=pool.kind == "avg", **window,
             block_c=channels_of_block(c, w), threads=torch.get_num_threads(), flat=flat and y_h * y_w > 1,
         )  # fmt: skip
-        self.use(KernelSource((PARALLEL_H, SOURCE), FLAGS, PoolingCpu.id, "convoy_pooling"))
+        self.use(storage_kernel(SOURCE, PoolingCpu.id, "convoy_pooling", spec.dtype))
 
     def native(self, constants: Packed) -> Native | None:
         """Rows, then columns."""
@@ -66,7 +66,7 @@ class _CpuPooling(NativeExecutable):
 
 
 class PoolingCpu(CpuSubgraphEngine):
-    """Maximum and average, any stride and padding, in fp32, optionally with the view that flattens each image."""
+    """Maximum and average, any stride and padding, in fp32 or bf16, optionally with the view that flattens each image."""
 
     id = "cpu.pooling"
     devices = ("cpu",)
@@ -76,13 +76,13 @@ class PoolingCpu(CpuSubgraphEngine):
     layouts = ("nhwc",)
 
     def refusal(self, problem: SubgraphProblem) -> str:
-        """Refuses other dtypes than fp32 and windows too wide for a block."""
+        """Refuses other dtypes than those of `STORED` and windows too wide for a block."""
         pooling = pooling_of(problem) or pooling_of(problem, flat=True)
         if pooling is None:
             return "computes a single pooling, got another subgraph"
         pool, spec = pooling
-        if spec.dtype != "fp32":
-            return f"needs fp32, got {spec.dtype}"
+        if spec.dtype not in STORED:
+            return f"needs {' or '.join(STORED)}, got {spec.dtype}"
         if min(pool.window_w, spec.shape[3]) > WIDEST:
             return f"needs windows of at most {WIDEST} columns, got {pool.window_w}"
         return ""

@@ -1,4 +1,4 @@
-"""cpu.scale: scale and shift per channel in NHWC, fp32, after a concatenation and before an activation, in C (scale.c).
+"""cpu.scale: scale and shift per channel in NHWC, after a concatenation and before an activation, in C (scale.c).
 
 It computes a batch norm at inference, one scale and shift per channel:
 
@@ -22,9 +22,8 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.compilers.host_compiler import lanes
-from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable, Operand
-from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand
+from convoy.engines.cpu.weight_tiles import ACTIVATIONS, STORED, storage_kernel
 from convoy.engines.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.subgraph import parse_subgraph
 from convoy.graph.ir import Graph, Node, Ref
@@ -115,8 +114,7 @@ class _Scale(NativeExecutable):
         settings = (n, h * w, own, len(channels), torch.get_num_threads(), activation, *channels)
         self._scaling, self._empty = scaling, n * h * w == 0
         self._settings = (ctypes.c_int64 * len(settings))(*settings)
-        flags = (*FLAGS, f"-DLANES={lanes()}")
-        self.use(KernelSource((PARALLEL_H, VECTORS_H, SOURCE), flags, ScaleCpu.id, "convoy_scale"))
+        self.use(storage_kernel(SOURCE, ScaleCpu.id, "convoy_scale", scaling.specs[0].dtype))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Shift and scale, a value a channel."""
@@ -135,7 +133,7 @@ class _Scale(NativeExecutable):
 
 
 class ScaleCpu(CpuSubgraphEngine):
-    """fp32 values with four dimensions."""
+    """Values with four dimensions, in fp32 or bf16."""
 
     id = "cpu.scale"
     devices = ("cpu",)
@@ -144,13 +142,16 @@ class ScaleCpu(CpuSubgraphEngine):
     layouts = ("nhwc",)
 
     def refusal(self, problem: SubgraphProblem) -> str:
-        """It scales fp32 values."""
+        """It scales values in fp32 and bf16."""
         scaling = Scaling.of(problem)
         if scaling is None:
             allowed = "with a concatenation before or an activation after it"
             return f"computes a scale and shift per channel, {allowed}, got another subgraph"
-        if scaling.specs[0].dtype != "fp32":
-            return f"needs fp32, got {scaling.specs[0].dtype}"
+        if scaling.specs[0].dtype not in STORED:
+            return f"needs {' or '.join(STORED)}, got {scaling.specs[0].dtype}"
+        dtypes = {value.spec.dtype for value in parse_subgraph(problem.text).values.values()}
+        if len(dtypes) > 1:
+            return f"needs values of one dtype, got {', '.join(sorted(dtypes))}"
         return ""
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:

@@ -1,6 +1,7 @@
-/* LANES, the floats of a vector register, is given by the compiler's flags; activated.h stands before this.
+/* LANES, the floats of a vector register, and BF16, if values are stored so, are given by the compiler's flags; activated.h stands
+ * before this.
  *
- * A depthwise forward convolution in NHWC, fp32, one filter a channel, with bias, residual and activation.
+ * A depthwise forward convolution in NHWC, computed in fp32, one filter a channel, with bias, residual and activation.
  *
  * A unit is one row of the result. It takes a register of channels at a time along the whole row, so that their weights stay in
  * registers; the last register of channels begins so early that it is full.
@@ -19,13 +20,17 @@ typedef struct {
 
 typedef struct {
     const Sizes *z;
-    const float *x, *weight, *bias, *residual; /* x: the image; residual: the row */
-    float *y;                                  /* the row */
+    const stored *x, *residual; /* the image; the row */
+    const float *weight, *bias;
+    stored *y;                             /* the row */
     int64_t top, first_r, last_r;              /* input row of the first tap; taps whose rows lie within the image */
 } Row;
 
 /* `width` channels: LANES of them, or one. */
 INLINE vec loaded(const float *from, const int width) { return width == LANES ? *(const vec *)from : all_lanes(*from); }
+INLINE vec loaded_value(const stored *from, const int width) {
+    return width == LANES ? stored_lanes(from) : all_lanes(from_stored(*from));
+}
 
 /* BLOCK pixels from `q` on, without dilation: their inputs overlap, and their sums need not wait for each other. Where they are not
  * `whole`, some of them have taps outside the image. */
@@ -36,15 +41,15 @@ INLINE void block(const Row *u, int64_t c, int64_t q, const vec *taps, vec bias,
     UNROLLED for (int i = 0; i < BLOCK; i++) sums[i] = bias;
     UNROLLED for (int r = 0; r < side; r++) {
         if (!whole && (r < u->first_r || r >= u->last_r)) continue;
-        const float *row = u->x + ((u->top + r) * z->w + left) * z->c + c;
+        const stored *row = u->x + ((u->top + r) * z->w + left) * z->c + c;
         UNROLLED for (int i = 0; i < (BLOCK - 1) * stride + side; i++)
-            x[i] = whole || (left + i >= 0 && left + i < z->w) ? *(const vec *)(row + i * z->c) : all_lanes(0.0f);
+            x[i] = whole || (left + i >= 0 && left + i < z->w) ? stored_lanes(row + i * z->c) : all_lanes(0.0f);
         UNROLLED for (int i = 0; i < BLOCK; i++)
             UNROLLED for (int s = 0; s < side; s++) sums[i] += x[i * stride + s] * taps[r * side + s];
     }
     UNROLLED for (int i = 0; i < BLOCK; i++) {
-        if (z->residual) sums[i] += *(const vec *)(u->residual + (q + i) * z->c + c);
-        *(vec *)(u->y + (q + i) * z->c + c) = activated(sums[i], z->activation);
+        if (z->residual) sums[i] += stored_lanes(u->residual + (q + i) * z->c + c);
+        put_stored_lanes(u->y + (q + i) * z->c + c, activated_for_storage(sums[i], z->activation));
     }
 }
 
@@ -69,19 +74,20 @@ INLINE void wide_block(const Row *u, int64_t c, int64_t q, vec bias, const int w
     vec sums[WIDE];
     UNROLLED for (int i = 0; i < WIDE; i++) sums[i] = bias;
     for (int64_t r = u->first_r; r < u->last_r; r++) {
-        const float *row = u->x + ((u->top + r) * z->w + left) * z->c + c, *weight = u->weight + r * 7 * z->c + c;
+        const stored *row = u->x + ((u->top + r) * z->w + left) * z->c + c;
+        const float *weight = u->weight + r * 7 * z->c + c;
         vec taps[7];
         UNROLLED for (int s = 0; s < 7; s++) taps[s] = *(const vec *)(weight + s * z->c);
         UNROLLED for (int i = 0; i < WIDE + 6; i++) {
             if (!whole && (left + i < 0 || left + i >= z->w)) continue;
-            vec x = *(const vec *)(row + i * z->c);
+            vec x = stored_lanes(row + i * z->c);
             UNROLLED for (int s = 0; s < 7; s++)
                 if (i - s >= 0 && i - s < WIDE) sums[i - s] += x * taps[s];
         }
     }
     UNROLLED for (int i = 0; i < WIDE; i++) {
-        if (z->residual) sums[i] += *(const vec *)(u->residual + (q + i) * z->c + c);
-        *(vec *)(u->y + (q + i) * z->c + c) = activated(sums[i], z->activation);
+        if (z->residual) sums[i] += stored_lanes(u->residual + (q + i) * z->c + c);
+        put_stored_lanes(u->y + (q + i) * z->c + c, activated_for_storage(sums[i], z->activation));
     }
 }
 
@@ -108,14 +114,14 @@ INLINE void pixels(const Row *u, int64_t c, const vec *taps, vec bias, const int
         for (int64_t r = u->first_r; r < u->last_r; r++)
             for (int64_t s = first_s; s < last_s; s++) {
                 int64_t at = (u->top + r * z->dilation_h) * z->w + left + s * z->dilation_w;
-                sum += loaded(u->x + at * z->c + c, width) * taps[r * z->s + s];
+                sum += loaded_value(u->x + at * z->c + c, width) * taps[r * z->s + s];
             }
-        if (z->residual) sum += loaded(u->residual + q * z->c + c, width);
-        sum = activated(sum, z->activation);
+        if (z->residual) sum += loaded_value(u->residual + q * z->c + c, width);
+        sum = activated_for_storage(sum, z->activation);
         if (width == LANES)
-            *(vec *)(u->y + q * z->c + c) = sum;
+            put_stored_lanes(u->y + q * z->c + c, sum);
         else
-            u->y[q * z->c + c] = sum[0];
+            u->y[q * z->c + c] = to_stored(sum[0]);
     }
 }
 
@@ -126,7 +132,7 @@ INLINE void channels(const Row *u, int64_t c, const int width) {
     int64_t plain = z->dilation_h * z->dilation_w == 1 && z->r == z->s && width == LANES;
     if (plain && z->r == 7 && z->stride_w == 1 && z->q >= WIDE) {
         wide_blocks(u, c, bias);
-        if (is_smooth(z->activation)) smooth_rows(u->y + c, z->c, z->q, width, z->activation);
+        smooth_stored_rows(u->y + c, z->c, z->q, width, z->activation);
         return;
     }
     for (int64_t tap = 0; tap < z->r * z->s; tap++) taps[tap] = loaded(u->weight + tap * z->c + c, width);
@@ -141,13 +147,14 @@ INLINE void channels(const Row *u, int64_t c, const int width) {
         blocks(u, c, taps, bias, 5, 2);
     else
         pixels(u, c, taps, bias, width);
-    if (is_smooth(z->activation)) smooth_rows(u->y + c, z->c, z->q, width, z->activation);
+    smooth_stored_rows(u->y + c, z->c, z->q, width, z->activation);
 }
 
 /* The whole problem: x, weight, bias, residual or NULL, and y. */
-void convoy_depthwise(const Sizes *z, void *const *tensors) {
-    const float *x = tensors[0], *weight = tensors[1], *bias = tensors[2], *residual = tensors[3];
-    float *y = tensors[4];
+void NAMED(convoy_depthwise)(const Sizes *z, void *const *tensors) {
+    const stored *x = tensors[0], *residual = tensors[3];
+    const float *weight = tensors[1], *bias = tensors[2];
+    stored *y = tensors[4];
     int64_t units = z->n * z->p;
     PARALLEL_FOR(static, unit, units, least(z->threads, units)) {
         int64_t at = unit * z->q * z->c;

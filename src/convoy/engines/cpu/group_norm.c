@@ -1,6 +1,7 @@
-/* LANES, the floats of a vector register, is given by the compiler's flags; activated.h stands before this.
+/* LANES, the floats of a vector register, and BF16, if values are stored so, are given by the compiler's flags; activated.h stands
+ * before this.
  *
- * Group norm in fp32 and NHWC, with an activation: a unit is some groups of one image, at least 64 channels of them. The first pass
+ * Group norm in NHWC, computed in fp32, with an activation: a unit is some groups of one image, at least 64 channels of them. The first pass
  * over its pixels takes sums for each channel, around the first pixel, so that a large mean takes no digits of the variance;
  * channels become groups by their means and variances; the second pass normalises.
  */
@@ -17,6 +18,17 @@ typedef struct {
 /* `width` channels: LANES of them, or fewer. */
 INLINE vec channels_of(const float *from, int64_t width) { return width == LANES ? *(const vec *)from : first_lanes(from, width); }
 
+INLINE vec values_of(const stored *from, int64_t width) {
+    return width == LANES ? stored_lanes(from) : first_stored_lanes(from, width);
+}
+
+INLINE void put_values(stored *to, vec value, int64_t width) {
+    if (width == LANES)
+        put_stored_lanes(to, value);
+    else
+        put_first_stored_lanes(to, value, width);
+}
+
 INLINE void put_channels(float *to, vec value, int64_t width) {
     if (width == LANES)
         *(vec *)to = value;
@@ -25,14 +37,14 @@ INLINE void put_channels(float *to, vec value, int64_t width) {
 }
 
 /* Mean and variance of each channel; the last register has `width` channels. */
-INLINE void moments(const int vectors, const Norm *u, const float *x, int64_t width, float *means, float *variances) {
+INLINE void moments(const int vectors, const Norm *u, const stored *x, int64_t width, float *means, float *variances) {
     vec origin[VECTORS], first[VECTORS] = {{0}}, second[VECTORS] = {{0}};
-    for (int v = 0; v < vectors; v++) origin[v] = channels_of(x + v * LANES, v == vectors - 1 ? width : LANES);
+    for (int v = 0; v < vectors; v++) origin[v] = values_of(x + v * LANES, v == vectors - 1 ? width : LANES);
     for (int64_t begin = 0; begin < u->pixels; begin += BLOCK) {
         vec sums[VECTORS] = {{0}}, squares[VECTORS] = {{0}};
         for (int64_t p = begin; p < least(u->pixels, begin + BLOCK); p++)
             for (int v = 0; v < vectors; v++) {
-                vec value = channels_of(x + p * u->step + v * LANES, v == vectors - 1 ? width : LANES) - origin[v];
+                vec value = values_of(x + p * u->step + v * LANES, v == vectors - 1 ? width : LANES) - origin[v];
                 sums[v] += value;
                 squares[v] += value * value;
             }
@@ -58,18 +70,19 @@ INLINE void join(const Norm *u, float *means, float *factors, int64_t first) {
     }
 }
 
-INLINE void normalise(const Norm *u, const float *x, float *y, int64_t count, const float *means, const float *factors, const int activation) {
+INLINE void normalise(const Norm *u, const stored *x, stored *y, int64_t count, const float *means, const float *factors,
+                      const int activation) {
     for (int64_t p = 0; p < u->pixels; p++)
         for (int64_t c = 0; c < count; c += LANES) {
             int64_t at = p * u->step + c, width = least(LANES, count - c);
-            vec value = (channels_of(x + at, width) - channels_of(means + c, width)) * channels_of(factors + c, width);
+            vec value = (values_of(x + at, width) - channels_of(means + c, width)) * channels_of(factors + c, width);
             if (u->shift) value += channels_of(u->shift + c, width);
-            put_channels(y + at, activation == SILU ? smooth(value, SILU) : activated(value, activation), width);
+            put_values(y + at, activation == SILU ? smooth(value, SILU) : activated(value, activation), width);
         }
 }
 
 /* `count` channels of one image, whole groups. */
-static void norm_unit(const Norm *u, const float *x, float *y, int64_t count, int64_t activation, float *means, float *factors) {
+static void norm_unit(const Norm *u, const stored *x, stored *y, int64_t count, int64_t activation, float *means, float *factors) {
     for (int64_t c = 0; c < count; c += VECTORS * LANES) {
         int64_t left = least(VECTORS * LANES, count - c), vectors = up(left, LANES), width = left - (vectors - 1) * LANES;
         switch (vectors) {
@@ -89,14 +102,16 @@ static void norm_unit(const Norm *u, const float *x, float *y, int64_t count, in
 
 /* The whole problem: x, scale or NULL, shift or NULL, y, and a workspace of 2 * channels floats for each image. Settings: images,
  * pixels of one, channels, channels of a group, groups of a unit, threads, activation, and the bits of eps. */
-void convoy_group_norm(const int64_t *settings, void *const *tensors) {
+void NAMED(convoy_group_norm)(const int64_t *settings, void *const *tensors) {
     int64_t images = settings[0], pixels = settings[1], channels = settings[2], size = settings[3], threads = settings[5];
     union {
         int32_t bits;
         float value;
     } eps = {.bits = (int32_t)settings[7]};
-    const float *x = tensors[0], *scale = tensors[1], *shift = tensors[2];
-    float *y = tensors[3], *sums = tensors[4];
+    const stored *x = tensors[0];
+    const float *scale = tensors[1], *shift = tensors[2];
+    stored *y = tensors[3];
+    float *sums = tensors[4];
     int64_t each = settings[4] * size, units = up(channels, each);
     threads = most(1, least(threads, images * pixels * channels / WORTH_A_THREAD));
     PARALLEL_FOR(static, unit, images * units, threads) {

@@ -1,6 +1,7 @@
-/* LANES, the floats of a vector register, is given by the compiler's flags; activated.h stands before this.
+/* LANES, the floats of a vector register, and BF16, if values are stored so, are given by the compiler's flags; activated.h stands
+ * before this.
  *
- * Layer norm in fp32: y = (x - mean) / sqrt(variance + eps) * scale + shift over the channels of each pixel, by the mean first and
+ * Layer norm, computed in fp32: y = (x - mean) / sqrt(variance + eps) * scale + shift over the channels of each pixel, by the mean first and
  * the squares of what differs from it then, so that a large mean takes no digits of the variance.
  *
  * In NHWC a pixel's channels are a row of values. In NCHW they lie a plane apart: a unit is some pixels side by side, in registers
@@ -24,48 +25,53 @@ INLINE float over_lanes(vec value) {
 }
 
 /* The sum of a row's values, or of the squares of their differences from `mean`. */
-INLINE float row_sum(const float *x, int64_t channels, const int squares, float mean) {
+INLINE float row_sum(const stored *x, int64_t channels, const int squares, float mean) {
     vec sums[SUMS] = {{0}}, middle = all_lanes(mean);
     int64_t c = 0;
     for (; c + SUMS * LANES <= channels; c += SUMS * LANES)
         for (int i = 0; i < SUMS; i++) {
-            vec value = *(const vec *)(x + c + i * LANES);
+            vec value = stored_lanes(x + c + i * LANES);
             if (squares) value = (value - middle) * (value - middle);
             sums[i] += value;
         }
     for (; c + LANES <= channels; c += LANES) {
-        vec value = *(const vec *)(x + c);
+        vec value = stored_lanes(x + c);
         if (squares) value = (value - middle) * (value - middle);
         sums[0] += value;
     }
     float sum = over_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    for (; c < channels; c++) sum += squares ? (x[c] - mean) * (x[c] - mean) : x[c];
+    for (; c < channels; c++) {
+        float value = from_stored(x[c]);
+        sum += squares ? (value - mean) * (value - mean) : value;
+    }
     return sum;
 }
 
-INLINE void norm_row(const Norm *u, const float *x, float *y) {
+INLINE void norm_row(const Norm *u, const stored *x, stored *y) {
     int64_t channels = u->channels, c = 0;
     float mean = row_sum(x, channels, 0, 0.0f) / channels;
     float factor = 1.0f / __builtin_sqrtf(row_sum(x, channels, 1, mean) / channels + u->eps);
     for (; c + LANES <= channels; c += LANES) {
-        vec value = (*(const vec *)(x + c) - mean) * factor;
+        vec value = (stored_lanes(x + c) - mean) * factor;
         if (u->scale) value *= *(const vec *)(u->scale + c);
         if (u->shift) value += *(const vec *)(u->shift + c);
-        *(vec *)(y + c) = value;
+        put_stored_lanes(y + c, value);
     }
     for (; c < channels; c++) {
-        float value = (x[c] - mean) * factor;
+        float value = (from_stored(x[c]) - mean) * factor;
         if (u->scale) value *= u->scale[c];
         if (u->shift) value += u->shift[c];
-        y[c] = value;
+        y[c] = to_stored(value);
     }
 }
 
 /* `width` pixels of a plane: LANES of them, or fewer. */
-INLINE vec columns_of(const float *from, int64_t width) { return width == LANES ? *(const vec *)from : first_lanes(from, width); }
+INLINE vec columns_of(const stored *from, int64_t width) {
+    return width == LANES ? stored_lanes(from) : first_stored_lanes(from, width);
+}
 
 /* Registers of pixels side by side, their channels `step` values apart; the last register has `width` pixels. */
-INLINE void norm_columns(const int vectors, const Norm *u, const float *x, float *y, int64_t step, int64_t width) {
+INLINE void norm_columns(const int vectors, const Norm *u, const stored *x, stored *y, int64_t step, int64_t width) {
     vec means[COLUMNS] = {{0}}, factors[COLUMNS] = {{0}};
     for (int64_t c = 0; c < u->channels; c++)
         for (int v = 0; v < vectors; v++)
@@ -87,22 +93,22 @@ INLINE void norm_columns(const int vectors, const Norm *u, const float *x, float
             if (u->scale) value *= u->scale[c];
             if (u->shift) value += u->shift[c];
             if (there == LANES)
-                *(vec *)(y + c * step + v * LANES) = value;
+                put_stored_lanes(y + c * step + v * LANES, value);
             else
-                put_first_lanes(y + c * step + v * LANES, value, there);
+                put_first_stored_lanes(y + c * step + v * LANES, value, there);
         }
 }
 
 /* The whole problem: x, scale or NULL, shift or NULL, and y. Settings: images, pixels of one, channels, whether they lie a plane
  * apart, threads, and the bits of eps. */
-void convoy_layer_norm(const int64_t *settings, void *const *tensors) {
+void NAMED(convoy_layer_norm)(const int64_t *settings, void *const *tensors) {
     int64_t images = settings[0], pixels = settings[1], channels = settings[2], planes = settings[3], threads = settings[4];
     union {
         int32_t bits;
         float value;
     } eps = {.bits = (int32_t)settings[5]};
-    const float *x = tensors[0];
-    float *y = tensors[3];
+    const stored *x = tensors[0];
+    stored *y = tensors[3];
     Norm u = {tensors[1], tensors[2], channels, eps.value};
     threads = most(1, least(threads, images * pixels * channels / WORTH_A_THREAD));
     if (!planes) {

@@ -1,4 +1,7 @@
-/* A pooling by itself in NHWC, fp32: maximum or average, any window, stride and padding.
+/* LANES, the floats of a vector register, and BF16, if values are stored so, are given by the compiler's flags; activated.h stands
+ * before this.
+ *
+ * A pooling by itself in NHWC: maximum or average, any window, stride and padding.
  *
  * A unit is one row of the result and one block of channels. The rows of its window are reduced to one first, then, for each
  * pixel of the result, the columns: window_h + window_w values are looked at instead of window_h * window_w. The reduced row
@@ -14,45 +17,56 @@ typedef struct {
     int64_t block_c, threads, flat;
 } Sizes;
 
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* A maximum takes NaN over every number. */
 INLINE float joined(float a, float b, int average) { return average ? a + b : (b > a || b != b) ? b : a; }
 
 /* to = several runs of values, a step apart, joined; of two and three without a look back at to. */
-INLINE void join(float *restrict to, const float *restrict from, int64_t step, int64_t runs, int64_t count, int average) {
-    const float *second = from + step, *third = from + 2 * step;
-    if (runs == 1)
-        for (int64_t i = 0; i < count; i++) to[i] = from[i];
-    else if (runs == 2)
-        for (int64_t i = 0; i < count; i++) to[i] = joined(from[i], second[i], average);
-    else
-        for (int64_t i = 0; i < count; i++) to[i] = joined(joined(from[i], second[i], average), third[i], average);
-    for (int64_t run = 3; run < runs; run++)
-        for (int64_t i = 0; i < count; i++) to[i] = joined(to[i], from[run * step + i], average);
+#define JOIN(name, type, number)                                                                                             \
+    INLINE void name(float *restrict to, const type *restrict from, int64_t step, int64_t runs, int64_t count, int average) { \
+        const type *second = from + step, *third = from + 2 * step;                                                           \
+        if (runs == 1)                                                                                                        \
+            for (int64_t i = 0; i < count; i++) to[i] = number(from[i]);                                                      \
+        else if (runs == 2)                                                                                                   \
+            for (int64_t i = 0; i < count; i++) to[i] = joined(number(from[i]), number(second[i]), average);                  \
+        else                                                                                                                  \
+            for (int64_t i = 0; i < count; i++)                                                                               \
+                to[i] = joined(joined(number(from[i]), number(second[i]), average), number(third[i]), average);               \
+        for (int64_t run = 3; run < runs; run++)                                                                              \
+            for (int64_t i = 0; i < count; i++) to[i] = joined(to[i], number(from[run * step + i]), average);                 \
+    }
+#define AS_IT_IS(value) value
+
+JOIN(join_stored, stored, from_stored)
+JOIN(join, float, AS_IT_IS)
+
+/* Where a pixel of the result is computed: where it is stored, or, to be rounded, in `apart`. */
+INLINE float *direct(stored *at, float *apart) {
+#ifdef BF16
+    return apart;
+#else
+    return at;
+#endif
 }
 
-INLINE void unit(const Sizes *s, const float *x, float *y, int64_t row, int64_t channel, int average) {
+INLINE void unit(const Sizes *s, const stored *x, stored *y, int64_t row, int64_t channel, int average) {
     float reduced[BLOCK_FLOATS], pixel[BLOCK_FLOATS];
     int64_t channels = least(s->block_c, s->c - channel);
     int64_t image = row / s->y_h, top = row % s->y_h * s->stride_h - s->pad_h;
     int64_t first = most(top, 0), last = least(top + s->window_h, s->h);
-    const float *rows = x + (image * s->h * s->w) * s->c + channel;
-    float *to = s->flat ? pixel : y + row * s->y_w * s->c + channel;
-    float *plane = y + ((image * s->c + channel) * s->y_h + row % s->y_h) * s->y_w;
+    const stored *rows = x + (image * s->h * s->w) * s->c + channel;
+    stored *at = y + row * s->y_w * s->c + channel;
+    stored *plane = y + ((image * s->c + channel) * s->y_h + row % s->y_h) * s->y_w;
     int64_t across = BLOCK_FLOATS / s->block_c; /* columns that are reduced at a time */
     int64_t seen = 0, held = 0;                 /* columns from seen on, so many, lie in reduced */
-    for (int64_t column = 0; column < s->y_w; column++, to += s->flat ? 0 : s->c) {
+    for (int64_t column = 0; column < s->y_w; column++, at += s->c) {
+        float *to = s->flat ? pixel : direct(at, pixel);
         int64_t left = column * s->stride_w - s->pad_w;
         int64_t begin = most(left, 0), end = least(left + s->window_w, s->w);
         if (end > seen + held) {
             seen = begin;
             held = least(across, s->w - begin);
             for (int64_t k = 0; k < held; k++)
-                join(reduced + k * s->block_c, rows + (first * s->w + seen + k) * s->c, s->w * s->c, last - first, channels, average);
+                join_stored(reduced + k * s->block_c, rows + (first * s->w + seen + k) * s->c, s->w * s->c, last - first, channels, average);
         }
         join(to, reduced + (begin - seen) * s->block_c, s->block_c, end - begin, channels, average);
         if (average) {
@@ -61,14 +75,16 @@ INLINE void unit(const Sizes *s, const float *x, float *y, int64_t row, int64_t 
             for (int64_t i = 0; i < channels; i++) to[i] /= (float)count;
         }
         if (s->flat)
-            for (int64_t i = 0; i < channels; i++) plane[i * s->y_h * s->y_w + column] = pixel[i];
+            for (int64_t i = 0; i < channels; i++) plane[i * s->y_h * s->y_w + column] = to_stored(pixel[i]);
+        else if (to == pixel)
+            for (int64_t i = 0; i < channels; i++) at[i] = to_stored(pixel[i]);
     }
 }
 
 /* The whole problem: x and y. */
-void convoy_pooling(const Sizes *s, void *const *tensors) {
-    const float *x = tensors[0];
-    float *y = tensors[1];
+void NAMED(convoy_pooling)(const Sizes *s, void *const *tensors) {
+    const stored *x = tensors[0];
+    stored *y = tensors[1];
     int64_t rows = s->n * s->y_h, blocks = (s->c + s->block_c - 1) / s->block_c;
     int64_t wanted = s->n * s->c * s->h * s->w / WORTH_A_THREAD;
     int threads = (int)most(1, least(s->threads, wanted));

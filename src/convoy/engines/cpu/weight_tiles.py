@@ -8,7 +8,8 @@ from typing import Final
 
 import torch
 
-from convoy.engines.compilers.host_compiler import compiler_support
+from convoy.engines.compilers.host_compiler import compiler_support, lanes
+from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource
 from convoy.engines.support_checks import plain_convolution
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
@@ -21,6 +22,17 @@ VECTORS_H: Final = Path(__file__).with_name("activated.h")
 
 ACTIVATIONS: Final = ("none", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid", "gelu")
 """Numbered as in the sources."""
+
+STORED: Final = ("fp32", "bf16")
+"""Dtypes of values that kernels compute with in fp32."""
+
+
+def storage_kernel(source: Path, engine: str, function: str, dtype: str) -> KernelSource:
+    """The kernel of a source that stores values as `stored` (activated.h), for one dtype of `STORED`."""
+    bf16 = dtype == "bf16"
+    flags = (*FLAGS, f"-DLANES={lanes()}", *(("-DBF16",) if bf16 else ()))
+    return KernelSource((PARALLEL_H, VECTORS_H, source), flags, engine, f"{function}_bf16" if bf16 else function)
+
 
 CHEAP: Final = ACTIVATIONS[:3]
 """Those that cost an instruction or two."""

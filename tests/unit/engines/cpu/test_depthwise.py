@@ -73,10 +73,10 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("dtype", "threads"), [("fp32", 1), ("fp32", 3), ("bf16", 1)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_integers_are_exact_at_every_border(shape: str, threads: int) -> None:
-    problem = SHAPES[shape]
+def test_integers_are_exact_at_every_border(shape: str, dtype: str, threads: int) -> None:
+    problem = replace(SHAPES[shape], x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype)
     assert ENGINE.supports(problem, CPU), ENGINE.supports(problem, CPU).reason
     before = torch.get_num_threads()
     try:
@@ -96,8 +96,9 @@ def test_integers_are_exact_at_every_border(shape: str, threads: int) -> None:
         ({"groups": 20}, "needs one filter per channel"),
         ({"r": 8, "s": 8, "pad_h": 4, "pad_w": 4}, "at most 49 values, got 8 x 8"),
         ({"layout": "nchw"}, "needs layout nhwc"),
+        ({"x_dtype": "fp16", "weight_dtype": "fp16", "y_dtype": "fp16"}, "needs fp32 or bf16, got fp16"),
     ],
-    ids=["filters", "groups", "taps", "layout"],
+    ids=["filters", "groups", "taps", "layout", "dtype"],
 )
 def test_what_it_does_not_take_has_a_reason(change: dict[str, object], reason: str) -> None:
     support = ENGINE.supports(replace(BASE, **change), CPU)
@@ -118,9 +119,10 @@ int main(void) {
                         int64_t p = (h + 2 * pad - reach - 1) / stride + 1, q = (w + 2 * pad - reach - 1) / stride + 1;
                         if (w + 2 * pad <= reach || h + 2 * pad <= reach) continue;
                         Sizes z = {2, c, h, w, c, side, side, pad, pad, stride, stride, dilation, dilation, p, q, RELU, 1, 1};
-                        float *x = calloc(2 * c * h * w, 4), *weight = calloc(side * side * c, 4), *bias = calloc(c, 4);
-                        float *residual = calloc(2 * c * p * q, 4), *y = calloc(2 * c * p * q, 4);
-                        convoy_depthwise(&z, (void *const[]){x, weight, bias, residual, y + MISSING});
+                        float *weight = calloc(side * side * c, 4), *bias = calloc(c, 4);
+                        stored *x = calloc(2 * c * h * w, sizeof *x), *y = calloc(2 * c * p * q, sizeof *y);
+                        stored *residual = calloc(2 * c * p * q, sizeof *y);
+                        NAMED(convoy_depthwise)(&z, (void *const[]){x, weight, bias, residual, y + MISSING});
                         free(x), free(weight), free(bias), free(residual), free(y);
                     }
     return 0;
@@ -129,11 +131,11 @@ int main(void) {
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-@pytest.mark.parametrize("lanes", [4, 16])
-def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: int) -> None:
+@pytest.mark.parametrize("flags", [("-DLANES=4",), ("-DLANES=16", "-DBF16")], ids=["fp32", "bf16"])
+def test_it_reads_and_writes_nothing_else(tmp_path: Path, flags: tuple[str, ...], missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
     source = "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, VECTORS_H, cpu_depthwise.SOURCE)) + MAIN
-    done = sanitized.run(tmp_path, source, f"-DLANES={lanes}", f"-DMISSING={missing}")
+    done = sanitized.run(tmp_path, source, *flags, f"-DMISSING={missing}")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 
 

@@ -49,6 +49,7 @@ def test_it_keeps_to_its_buffers_and_to_the_oracle(name: str) -> None:
     problem = piece(name, "fp32")
     assert ENGINE.supports(problem, CPU), ENGINE.supports(problem, CPU).reason
     assert prepare(ReferenceData(problem, CPU), ENGINE.config()).error < 1e-6
+    assert prepare(ReferenceData(piece(name, "bf16"), CPU), ENGINE.config()).error < 2.0**-8
 
 
 def launched(executable: Executable, x: torch.Tensor, constants: tuple[torch.Tensor, ...] = ()) -> torch.Tensor:
@@ -84,7 +85,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 
 def test_what_it_does_not_take_has_a_reason() -> None:
-    assert "needs fp32, got fp16" in ENGINE.supports(piece("halves"), CPU).reason
+    assert "needs fp32 or bf16, got fp16" in ENGINE.supports(piece("halves"), CPU).reason
     assert "needs layout nhwc, got nchw" in ENGINE.supports(piece("silu", layout="nchw"), CPU).reason
     gelu = replace(piece("silu"), text=piece("silu").text.replace("silu", "gelu"))
     assert "another subgraph" in ENGINE.supports(gelu, CPU).reason
@@ -115,10 +116,11 @@ int main(void) {
         for (int64_t groups = 1; groups < 9; groups += 3)
             for (int64_t pixels = 1; pixels < 300; pixels = 4 * pixels + 3) {
                 int64_t c = size * groups, together = (64 + size - 1) / size < groups ? (64 + size - 1) / size : groups;
-                float *x = calloc(2 * c * pixels, 4), *y = calloc(2 * c * pixels, 4), *s = calloc(c, 4), *b = calloc(c, 4);
+                stored *x = calloc(2 * c * pixels, sizeof *x), *y = calloc(2 * c * pixels, sizeof *x);
+                float *s = calloc(c, 4), *b = calloc(c, 4);
                 float *w = calloc(4 * c, 4);
                 int64_t settings[] = {2, pixels, c, size, together, 1, size % 4, 0x358637bd};
-                convoy_group_norm(settings, (void *const[]){x, s, b, y + MISSING, w});
+                NAMED(convoy_group_norm)(settings, (void *const[]){x, s, b, y + MISSING, w});
                 free(x), free(y), free(s), free(b), free(w);
             }
     return 0;
@@ -127,9 +129,9 @@ int main(void) {
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-@pytest.mark.parametrize("lanes", [4, 16])
-def test_it_reads_and_writes_nothing_else(tmp_path, lanes: int, missing: int) -> None:
+@pytest.mark.parametrize("flags", [("-DLANES=4",), ("-DLANES=16", "-DBF16")], ids=["fp32", "bf16"])
+def test_it_reads_and_writes_nothing_else(tmp_path, flags: tuple[str, ...], missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
     source = "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, VECTORS_H, cpu_group_norm.SOURCE)) + MAIN
-    done = sanitized.run(tmp_path, source, f"-DLANES={lanes}", f"-DMISSING={missing}", "-fno-math-errno")
+    done = sanitized.run(tmp_path, source, *flags, f"-DMISSING={missing}", "-fno-math-errno")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]

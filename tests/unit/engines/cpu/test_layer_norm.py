@@ -81,6 +81,8 @@ def test_it_keeps_to_its_buffers_and_to_the_oracle(name: str) -> None:
     problem = CASES[name]
     assert ENGINE.supports(problem, CPU), ENGINE.supports(problem, CPU).reason
     assert prepare(ReferenceData(problem, CPU), ENGINE.config()).error < 1e-6
+    half = SubgraphProblem(problem.text.replace("fp32", "bf16"), problem.layout)
+    assert prepare(ReferenceData(half, CPU), ENGINE.config()).error < 2.0**-8
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
@@ -156,9 +158,10 @@ int main(void) {
     for (int64_t planes = 0; planes < 2; planes++)
         for (int64_t c = 1; c < 150; c = 2 * c + 5)
             for (int64_t pixels = 1; pixels < 80; pixels = 2 * pixels + 3) {
-                float *x = calloc(2 * c * pixels, 4), *y = calloc(2 * c * pixels, 4), *s = calloc(c, 4), *b = calloc(c, 4);
+                stored *x = calloc(2 * c * pixels, sizeof *x), *y = calloc(2 * c * pixels, sizeof *x);
+                float *s = calloc(c, 4), *b = calloc(c, 4);
                 int64_t settings[] = {2, pixels, c, planes, 1, 0x358637bd};
-                convoy_layer_norm(settings, (void *const[]){x, s, b, y + MISSING});
+                NAMED(convoy_layer_norm)(settings, (void *const[]){x, s, b, y + MISSING});
                 free(x), free(y), free(s), free(b);
             }
     return 0;
@@ -167,9 +170,9 @@ int main(void) {
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-@pytest.mark.parametrize("lanes", [4, 16])
-def test_it_reads_and_writes_nothing_else(tmp_path, lanes: int, missing: int) -> None:
+@pytest.mark.parametrize("flags", [("-DLANES=4",), ("-DLANES=16", "-DBF16")], ids=["fp32", "bf16"])
+def test_it_reads_and_writes_nothing_else(tmp_path, flags: tuple[str, ...], missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
     source = "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, VECTORS_H, cpu_layer_norm.SOURCE)) + MAIN
-    done = sanitized.run(tmp_path, source, f"-DLANES={lanes}", f"-DMISSING={missing}", "-fno-math-errno")
+    done = sanitized.run(tmp_path, source, *flags, f"-DMISSING={missing}", "-fno-math-errno")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]

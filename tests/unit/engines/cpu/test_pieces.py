@@ -13,6 +13,7 @@ from convoy.engines.compilers import host_compiler
 from convoy.engines.compilers.host_compiler import library
 from convoy.engines.cpu import cpu_concat, cpu_pooling
 from convoy.engines.cpu.native_launch import PARALLEL_H
+from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.engines.manifest import load_engine
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CompileError
@@ -113,8 +114,11 @@ def test_poolings_are_pytorchs_nan_and_infinity_included(name: str, threads: int
 
 @pytest.mark.parametrize("name", POOLINGS)
 def test_poolings_keep_to_their_buffers_and_to_the_oracle(name: str) -> None:
-    ready = prepare(ReferenceData(pool_piece(POOLINGS[name]), CPU), load_engine("cpu.pooling").config())
-    assert ready.error < 1e-6
+    for dtype, bound in (("fp32", 1e-6), ("bf16", 2.0**-8)):
+        ready = prepare(
+            ReferenceData(pool_piece(POOLINGS[name], dtype=dtype), CPU), load_engine("cpu.pooling").config()
+        )
+        assert ready.error < (0.0 if POOLINGS[name][1] == "max" else bound) + 1e-12
 
 
 @pytest.mark.parametrize("name", [name for name in POOLINGS if name != "no image"])
@@ -187,7 +191,7 @@ def test_concatenations_keep_to_their_buffers(name: str) -> None:
     ("engine", "problem", "words"),
     [
         ("cpu.pooling", pool_piece(TWO, "nchw"), "needs layout nhwc"),
-        ("cpu.pooling", pool_piece(TWO, dtype="bf16"), "needs fp32"),
+        ("cpu.pooling", pool_piece(TWO, dtype="fp16"), "needs fp32 or bf16, got fp16"),
         ("cpu.pooling", cat_piece("branches", "nhwc"), "another subgraph"),
         ("cpu.pooling", WIDE, "at most 256 columns"),
         ("cpu.pooling", OTHER_VIEW, "another subgraph"),
@@ -222,8 +226,8 @@ int main(void) {
                     int64_t y_h = (h + 2 * pad - window) / stride + 1, y_w = (w + 2 * pad - window) / stride + 1;
                     int64_t flat = w % 3 == 1;
                     Sizes s = {2, c, h, w, y_h, y_w, window % 2, window, window, stride, stride, pad, pad, 1, block, 1, flat};
-                    float *x = calloc(2 * c * h * w, sizeof *x), *y = calloc(2 * c * y_h * y_w, sizeof *y);
-                    convoy_pooling(&s, (void *const[]){x, y + MISSING});
+                    stored *x = calloc(2 * c * h * w, sizeof *x), *y = calloc(2 * c * y_h * y_w, sizeof *y);
+                    NAMED(convoy_pooling)(&s, (void *const[]){x, y + MISSING});
                     free(x), free(y);
                 }
     return 0;
@@ -231,11 +235,13 @@ int main(void) {
 """
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_poolings_read_and_write_nothing_else(tmp_path: Path, missing: int) -> None:
+@pytest.mark.parametrize(("missing", "dtype"), [(0, "fp32"), (1, "fp32"), (0, "bf16")])
+def test_poolings_read_and_write_nothing_else(tmp_path: Path, missing: int, dtype: str) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    source = PARALLEL_H.read_text(encoding="utf-8") + cpu_pooling.SOURCE.read_text(encoding="utf-8") + MAIN
-    done = sanitized.run(tmp_path, source, f"-DMISSING={missing}")
+    source = "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, VECTORS_H, cpu_pooling.SOURCE)) + MAIN
+    done = sanitized.run(
+        tmp_path, source, f"-DMISSING={missing}", "-DLANES=8", *(["-DBF16"] if dtype == "bf16" else [])
+    )
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 
 

@@ -23,6 +23,9 @@ from tests.unit.engines import sanitized
 CPU = detect_target("cpu")
 pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")
 
+BF16_ERROR = 2.0**-8
+"""More than the error of one rounding to bf16, less than that of two."""
+
 RELU = "aten.relu.default(%n)"
 RELU6 = "aten.hardtanh.default(%n, 0, 6)"
 HARDSWISH = "aten.hardswish.default(%n)"
@@ -105,6 +108,7 @@ def test_integers_come_out_exact_and_nan_stays(name: str, threads: int) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_it_keeps_to_its_buffers_and_to_the_oracle(name: str) -> None:
     assert prepare(ReferenceData(piece(name), CPU), ENGINE.config()).error < 1e-6
+    assert prepare(ReferenceData(piece(name, dtype="bf16"), CPU), ENGINE.config()).error < BF16_ERROR
 
 
 def test_a_launch_needs_no_python() -> None:
@@ -115,8 +119,10 @@ def test_a_launch_needs_no_python() -> None:
     assert len(native.tensors) == len(xs) + 3
 
 
-def gated(n: int, c: int, h: int, w: int, order: str = "%x, %g", gate: str = "") -> SubgraphProblem:
-    made, gate = f"fp32[{n},{c},{h},{w}]", gate or f"fp32[{n},{c},1,1]"
+def gated(
+    n: int, c: int, h: int, w: int, order: str = "%x, %g", gate: str = "", dtype: str = "fp32"
+) -> SubgraphProblem:
+    made, gate = f"{dtype}[{n},{c},{h},{w}]", gate or f"{dtype}[{n},{c},1,1]"
     return SubgraphProblem(
         f"graph 1\ninput %x: {made}\ninput %g: {gate}\n%y: {made} = aten.mul.Tensor({order})\nreturn %y\n", "nhwc"
     )
@@ -134,6 +140,7 @@ def test_a_gate_scales_the_channels_of_its_image(shape: tuple[int, int, int, int
     ENGINE.build(problem, Knobs(), CPU).launch(Buffers((x, gate), [y], ()), None)
     assert torch.equal(y, x * gate)
     assert prepare(ReferenceData(problem, CPU), ENGINE.config()).error < 1e-6
+    assert prepare(ReferenceData(gated(*shape, order, dtype="bf16"), CPU), ENGINE.config()).error < BF16_ERROR
 
 
 SMOOTH = ("silu", "hardswish", "hardsigmoid", "sigmoid")
@@ -181,6 +188,7 @@ OTHERS = {
     "planes": piece("a value by itself", "nchw"),
     "half": piece("a value by itself", dtype="fp16"),
     "another activation": SubgraphProblem(piece("a value by itself").text.replace("relu", "tanh"), "nhwc"),
+    "two dtypes": gated(2, 4, 3, 3, gate="bf16[2,4,1,1]"),
     "a gate for all images": gated(2, 4, 3, 3, gate="fp32[1,4,1,1]"),
     "a gate for each pixel": gated(2, 4, 3, 3, gate="fp32[2,1,3,3]"),
     "two results": SubgraphProblem(piece("a value by itself").text.replace("return %y", "return %n, %y"), "nhwc"),
@@ -203,7 +211,8 @@ def test_what_it_does_not_do_it_refuses(name: str) -> None:
     words = {
         "blocked": "needs layout nhwc",
         "planes": "needs layout nhwc",
-        "half": "needs fp32",
+        "half": "needs fp32 or bf16, got fp16",
+        "two dtypes": "needs values of one dtype, got bf16, fp32",
     }.get(name, "another subgraph")
     found = ENGINE.supports(OTHERS[name], CPU)
     assert not found
@@ -222,9 +231,10 @@ int main(void) {
         for (int64_t pixels = 1; pixels < 40; pixels += 7)
             for (int64_t activation = 0; activation <= SIGMOID; activation++) {
                 int64_t own = activation % 2, settings[] = {2, pixels, own, 2, 1, activation, first, 21}, c = first + 21;
-                float *a = calloc(2 * pixels * first, 4), *b = calloc(2 * pixels * 21, 4), *y = calloc(2 * pixels * c, 4);
-                float *scale = calloc((1 + own) * c, 4), *shift = calloc(c, 4);
-                convoy_scale(settings, (void *const[]){a, b, scale, own ? 0 : shift, y + MISSING});
+                stored *a = calloc(2 * pixels * first, sizeof *a), *b = calloc(2 * pixels * 21, sizeof *a);
+                stored *scale = calloc((1 + own) * c, sizeof *a), *shift = calloc(c, sizeof *a);
+                stored *y = calloc(2 * pixels * c, sizeof *a);
+                NAMED(convoy_scale)(settings, (void *const[]){a, b, scale, own ? 0 : shift, y + MISSING});
                 free(a), free(b), free(y), free(scale), free(shift);
             }
     return 0;
@@ -232,9 +242,11 @@ int main(void) {
 """
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_it_reads_and_writes_nothing_else(tmp_path: Path, missing: int) -> None:
+@pytest.mark.parametrize(("missing", "dtype"), [(0, "fp32"), (1, "fp32"), (0, "bf16")])
+def test_it_reads_and_writes_nothing_else(tmp_path: Path, missing: int, dtype: str) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
     source = "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, VECTORS_H, SOURCE)) + MAIN
-    done = sanitized.run(tmp_path, source, f"-DMISSING={missing}", "-DLANES=8")
+    done = sanitized.run(
+        tmp_path, source, f"-DMISSING={missing}", "-DLANES=8", *(["-DBF16"] if dtype == "bf16" else [])
+    )
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]

@@ -18,9 +18,6 @@ from convoy.settings import max_cpu_isa_from_environment
 TILE_OPS_H: Final = Path(__file__).with_name("tile_ops.h")
 """The instructions by name, or their emulation."""
 
-STORAGE_H: Final = Path(__file__).with_name("storage.h")
-"""Values in bf16 or fp32, loaded and stored as vectors of fp32."""
-
 UNITS: Final = ("amx", "avx512")
 """Numbered as in direct_bf16.c; the faster first."""
 

@@ -21,7 +21,7 @@ from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.bf16.bf16_partition import Bf16Partition, can_be_in_place, in_bf16_tiles, in_one_image
-from convoy.engines.cpu.bf16.bf16_units import CPU_FLAGS, STORAGE_H, TILE_OPS_H, UNITS, bf16_units
+from convoy.engines.cpu.bf16.bf16_units import CPU_FLAGS, TILE_OPS_H, UNITS, bf16_units
 from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, as_convolution, taken
 from convoy.problem import ConvProblem, LinearProblem, Problem
@@ -59,7 +59,7 @@ def kernel(dtype: str, *, emulated: bool = False) -> KernelSource:
     function = "convoy_direct_bf16" if dtype == "bf16" else "convoy_direct_half"
     flags = (*FLAGS, f"-DLANES={lanes()}", f"-DFUNCTION={function}")
     flags += ("-DBF16",) * (dtype == "bf16") + ("-DEMULATED", "-O1") * emulated
-    parts = (PARALLEL_H, VECTORS_H, STORAGE_H, TILE_OPS_H, BLOCKS_H, SOURCE)
+    parts = (PARALLEL_H, VECTORS_H, TILE_OPS_H, BLOCKS_H, SOURCE)
     needs = () if emulated else tuple({flag: None for unit in bf16_units()[0] for flag in CPU_FLAGS[unit]})
     return KernelSource(parts, flags, CpuDirectBf16.id, function, needs)
 

@@ -1,5 +1,5 @@
 /* LANES, the floats of a vector register, BF16, if values are stored so, and FUNCTION, the kernel's name, are given by the compiler's
- * flags; activated.h, storage.h, tile_ops.h and blocks.h stand before this.
+ * flags; activated.h, tile_ops.h and blocks.h stand before this.
  *
  * An implicit GEMM for forward convolutions in NHWC: operands in bf16, sums and epilogue in fp32.
  *

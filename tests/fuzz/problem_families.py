@@ -55,6 +55,7 @@ CLAIMS = {
     "triton.group_norm": ("piece",),
     "triton.merged": ("piece",),
     "cuda.bottleneck": ("piece",),
+    "cuda.fusion": ("piece",),
     "triton.dgrad": ("dgrad",),
     "triton.wgrad": ("wgrad",),
     "cuda.dgrad": ("dgrad",),

@@ -19,6 +19,7 @@ from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, 
 from convoy.target import Target
 from tests.fuzz.problem_families import merge, own_problems, shape_of
 from tests.unit.engines import group_norm_cases, norm_cases, pool_backward_cases
+from tests.unit.engines.fusion import cases as fusion_cases
 
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 PLAIN = Epilogue()
@@ -105,8 +106,8 @@ MOST_WRITTEN = 2000
 """Weights in code that is made for them: the compiler takes a third of a millisecond for each."""
 
 PIECES = (
-    *("cuda.bottleneck", "triton.batch_norm", "triton.group_norm", "triton.merged", "triton.pool_backward"),
-    "triton.pooling",
+    *("cuda.bottleneck", "cuda.fusion", "triton.batch_norm", "triton.group_norm", "triton.merged"),
+    *("triton.pool_backward", "triton.pooling"),
 )
 """Engines of pieces of the graph."""
 
@@ -199,6 +200,8 @@ def pieces(name: str) -> Iterator[Problem]:
     elif name == "cuda.bottleneck":
         for block, residual in product(BOTTLENECKS, ("x", "other", "none")):
             yield subgraph_of(replace(block, residual=residual))
+    elif name == "cuda.fusion":
+        yield from fusion_cases.CASES.values()
     elif name == "triton.pool_backward":
         for case, (dtype, indices) in product(pool_backward_cases.CASES, (("", "i64"), ("bf16", "i16"))):
             yield pool_backward_cases.piece(case, dtype, indices)

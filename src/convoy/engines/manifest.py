@@ -78,6 +78,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cuda.fresh": "convoy.engines.hopper.igemm_dynamic_weight",
     "cuda.dgrad": "convoy.engines.hopper.igemm_dgrad",
     "cuda.bottleneck": "convoy.engines.hopper.chains.bottleneck",
+    "cuda.fusion": "convoy.engines.fusion.fusion",
     "cuda.wgrad": "convoy.engines.hopper.igemm_wgrad",
     "cuda.first_layer": "convoy.engines.hopper.first_layer",
     "cuda.first_layer_tf32": "convoy.engines.hopper.first_layer_tf32",

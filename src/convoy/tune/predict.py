@@ -68,6 +68,7 @@ class TimePredictor:
         fusing: ids of the engines that compute a subgraph in one pass (`Engine.fuses_subgraphs`).
         estimating: ids of the engines whose cost models hold for subgraphs (`Engine.estimates_subgraphs`).
         roofline: the device's best rates; None: fitted to the measurements.
+        threaded: ids of the engines that threads build (`Engine.builds_in_threads`).
 
     Attributes:
         roofline: likewise.
@@ -81,9 +82,11 @@ class TimePredictor:
         fusing: Collection[str] = frozenset(),
         estimating: Collection[str] = frozenset(),
         roofline: Roofline | None = None,
+        threaded: Collection[str] = frozenset(),
     ) -> None:
         self._times = times.taken((times.samples >= MIN_SAMPLES) & times.problems.described[times.problem])
         self._model, self._fusing, self._estimating = model, frozenset(fusing), frozenset(estimating)
+        self._threaded = frozenset(threaded)
         self.measurements = len(self._times)
         self.roofline = roofline or fit_roofline(self._times)
         self._roofline_us = self.roofline.times_us(times.problems)
@@ -96,9 +99,10 @@ class TimePredictor:
         model: CostModel = no_cost_model,
         fusing: Collection[str] = frozenset(),
         estimating: Collection[str] = frozenset(),
+        threaded: Collection[str] = frozenset(),
     ) -> TimePredictor:
         """Make a predictor from rows. Failures, and problems that their key does not describe, are left out."""
-        return TimePredictor(TimeColumns.of(rows), model, fusing, estimating)
+        return TimePredictor(TimeColumns.of(rows), model, fusing, estimating, threaded=threaded)
 
     def _samples(self, kind: str) -> KindSamples:
         """The measurements of a layer kind."""
@@ -132,7 +136,7 @@ class TimePredictor:
         gone, problems = sizes_key(problem), self._times.problems
         kept = np.array([sizes_of_key(key) != gone for key in problems.keys], dtype=np.bool_)
         left = self._times.taken(kept[self._times.problem])
-        found = TimePredictor(left, self._model, self._fusing, self._estimating, self.roofline)
+        found = TimePredictor(left, self._model, self._fusing, self._estimating, self.roofline, self._threaded)
         found.measurements = self.measurements
         return found
 
@@ -225,12 +229,15 @@ class TimePredictor:
 
         ATen is assumed to need two passes if the compiler is offered, also for a single operator. A cost model that holds for
         subgraphs counts with the margin of engines without neighbours: the engine is chosen only where it is clearly faster.
+        Of two engines that fuse, one that threads build comes first: a first answer waits for no other compiler.
         """
         operators = problem.text.count(" = ") if isinstance(problem, SubgraphProblem) else 1
         fusing = self._fusing & space.keys()
         passes = dict.fromkeys(fusing, 1.0) | {BASELINE: max(operators, ATEN_PASSES if fusing else 1.0)}
         once = self.roofline.time_us(problem)
         times = {configs[0]: once * passes.get(engine, max(1, operators)) for engine, configs in space.items()}
+        if fusing & self._threaded:
+            times |= {space[engine][0]: SLOW_BUILD_FACTOR * once for engine in fusing - self._threaded}
         for engine in self._estimating & space.keys():
             if expected_us := self._model(problem, space[engine][0]):
                 times[space[engine][0]] = UNMEASURED_FACTOR * expected_us
@@ -240,6 +247,9 @@ class TimePredictor:
 UNMEASURED_FACTOR: Final = 1.3
 """Factor on a cost model's time without any neighbour: the models of the Triton engines were 10 % too low on average on an
 H100, those of PyTorch's operators 30 to 60 %."""
+
+SLOW_BUILD_FACTOR: Final = 1.05
+"""Factor on a compiler that takes seconds, beside an engine that fuses the same subgraph without one."""
 
 DISTANCE_PENALTY: Final = 0.1
 """Share added for each power of two between a problem and its nearest neighbour."""

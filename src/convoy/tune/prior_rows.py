@@ -145,6 +145,7 @@ class PredictorSource:
         self._models, self._database, self._path = cost_models(engines, target), database, path
         self._fusing = frozenset(engine.id for engine in engines if engine.fuses_subgraphs)
         self._estimating = frozenset(engine.id for engine in engines if engine.estimates_subgraphs)
+        self._threaded = frozenset(engine.id for engine in engines if engine.builds_in_threads)
         self._target, self._protocol = target, protocol
         self._times: TimeColumns | None = None
 
@@ -156,7 +157,7 @@ class PredictorSource:
         with phase("predict", "fit"):
             new = TimeColumns.of(measured)
             times = TimeColumns.joined((self._times, new)) if len(new) else self._times
-            predictor = TimePredictor(times, self._models, self._fusing, self._estimating)
+            predictor = TimePredictor(times, self._models, self._fusing, self._estimating, threaded=self._threaded)
             return predictor, find_criteria(self._target, self._path)
 
 

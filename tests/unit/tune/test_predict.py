@@ -181,6 +181,17 @@ def test_a_cost_model_of_subgraphs_counts_with_a_margin():
     assert nothing_known.predict_with(piece, space).keys() == {ATEN}
 
 
+def test_of_two_compilers_that_fuse_the_one_without_a_wait_is_chosen():
+    piece = SubgraphProblem(PASS, "nhwc", 1 << 20)
+    slow, own = EngineConfig("inductor", 1, Knobs()), EngineConfig("own", 1, Knobs())
+    space = {"aten": [ATEN], "inductor": [slow], "own": [own]}
+    rows, fusing = [row(conv(), ATEN, 9.0)], ("inductor", "own")
+    times = TimePredictor.from_rows(rows, fusing=fusing, threaded=("own",)).predict(piece, space)
+    assert times[own] < times[slow] < 1.1 * times[own] < times[ATEN]
+    alone = TimePredictor.from_rows(rows, fusing=fusing, threaded=("own",)).predict(piece, {"inductor": [slow]})
+    assert alone[slow] == pytest.approx(times[own])
+
+
 def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
     rows = [row(conv(), ATEN, 9.0), row(conv(), ONE, 5.0, deterministic=False)]
     found = {r.config: r for r in predicted_rows(TimePredictor.from_rows(rows), conv(c=65), SPACE, "1" * 16, "v")}

@@ -1,0 +1,245 @@
+"""Writes CUDA C that computes `Tensor`s at positions: one element, or `width` consecutive ones, a vector, at once.
+
+The text is made of numbers, of names that this module gives and of functions of `fusion_operators.cuh`. Nothing of a user's is
+part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from convoy.engines.fusion.code_text import LANE, CodeText, Operand, literal
+from convoy.engines.fusion.index_math import Index, Var, number, variable
+from convoy.engines.fusion.tensors import (
+    Concatenated,
+    Coordinates,
+    Elementwise,
+    Input,
+    Moved,
+    NotFusibleError,
+    Reduced,
+    Tensor,
+    Windowed,
+)
+
+CPP_TYPE: Final = {"fp16": "Half", "bf16": "BFloat", "fp32": "float"}
+
+_UNROLLED: Final = 25
+"""Positions of a pooling's window up to which its loops are unrolled."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownReduction:
+    """A reduction that was computed before: where, and the variable that holds it."""
+
+    at: Coordinates
+    operand: Operand
+
+
+class Emitter(CodeText):
+    """Lines of CUDA C, with what was computed in them so far.
+
+    Args:
+        width: elements of a vector.
+
+    Attributes:
+        by_lane: how many values had to be computed element by element because a vector of them is not contiguous.
+        loads: addresses that were read.
+        reductions: reductions that were computed before, by the identity of the `Reduced`.
+        reads: the positions at which reductions were read, if `probing`.
+        probing: whether only `loads` and `reads` are wanted, and the text is thrown away.
+    """
+
+    def __init__(self, width: int, *, probing: bool = False) -> None:
+        super().__init__(width)
+        self.by_lane = 0
+        self.loads: list[tuple[Input, Index]] = []
+        self.reductions: dict[int, KnownReduction] = {}
+        self.reads: list[tuple[Reduced, Coordinates]] = []
+        self.probing = probing
+        self._addresses: dict[tuple[tuple[int, ...], Coordinates], Index] = {}
+
+    def evaluate(self, tensor: Tensor, at: Coordinates) -> Operand:
+        """A value at coordinates, of which one may contain the lane.
+
+        Raises:
+            NotFusibleError: it cannot be computed there.
+        """
+        if isinstance(tensor, Moved):
+            return self.evaluate(tensor.of, tensor.source(at))
+        key = (id(tensor), at)
+        found = self._find(key)
+        if found is None:
+            found = self._computed(tensor, at)
+            self._known[-1][key] = found
+        return Operand(found.element) if found.vector and self._scalar else found
+
+    def _computed(self, tensor: Tensor, at: Coordinates) -> Operand:
+        if isinstance(tensor, Elementwise):
+            return self._elementwise(tensor, at)
+        if isinstance(tensor, Input):
+            return self._load(tensor, at)
+        if isinstance(tensor, Concatenated):
+            return self._concatenated(tensor, at)
+        if isinstance(tensor, Windowed):
+            return self._windowed(tensor, at)
+        assert isinstance(tensor, Reduced)
+        return self._reduced(tensor, at)
+
+    def _elementwise(self, tensor: Elementwise, at: Coordinates) -> Operand:
+        numbers = list(map(literal, tensor.numbers))
+        if tensor.function == "constant":
+            return Operand(numbers[0])
+        args = [self.evaluate(arg, at) for arg in tensor.args]
+        found = Operand(self.name("v"), any(arg.vector for arg in args))
+        call = f"op_{tensor.function}({', '.join([*(arg.element for arg in args), *numbers])})"
+        if found.vector:
+            self.line(f"float {found.text}[{self.width}];")
+            self.line(f"{self.each_lane()} {found.element} = {call};")
+        else:
+            self.line(f"const float {found.text} = {call};")
+        return found
+
+    def _load(self, tensor: Input, at: Coordinates) -> Operand:
+        key = (tensor.strides, at)
+        if key not in self._addresses:
+            self._addresses[key] = tensor.address(at)
+        address = self._addresses[key]
+        self.loads.append((tensor, address))
+        if self._scalar or LANE not in address.names():
+            found = Operand(self.name("v"))
+            self.line(f"const float {found.text} = to_float({tensor.parameter}[{self.index(address)}]);")
+            return found
+        first = self.first_of_vector(address)
+        if first is None:
+            return self._one_by_one(tensor, at)
+        found = Operand(self.name("v"), vector=True)
+        self.line(f"float {found.text}[{self.width}];")
+        self.line(f"load({found.text}, {tensor.parameter} + ({self.index(first)}));")
+        return found
+
+    def first_of_vector(self, index: Index) -> Index | None:
+        """An index at lane 0, if the lanes are consecutive from a multiple of the width on; else None."""
+        if index.factor(LANE) != 1:
+            return None
+        first = index.substituted({LANE: number(0)})
+        multiples = all(factor % self.width == 0 for _, factor in first.terms) and first.const % self.width == 0
+        return first if multiples else None
+
+    def _one_by_one(self, tensor: Tensor, at: Coordinates) -> Operand:
+        self.by_lane += 1
+        found = Operand(self.name("v"), vector=True)
+        self.line(f"float {found.text}[{self.width}];")
+        with self.lanes():
+            self.line(f"{found.element} = {self._computed(tensor, at).text};")
+        return found
+
+    def _concatenated(self, tensor: Concatenated, at: Coordinates) -> Operand:
+        place = at[tensor.dim]
+        first, bounds = place, tensor.bounds()
+        if not self._scalar and LANE in place.names():
+            found = self.first_of_vector(place)
+            if found is None or any(start % self.width for start, _ in bounds):
+                return self._one_by_one(tensor, at)
+            first = found
+        touched = [
+            (part, start, end)
+            for part, (start, end) in zip(tensor.parts, bounds, strict=True)
+            if start <= place.high and end > place.low
+        ]
+
+        def part_at(part: Tensor, start: int) -> Operand:
+            moved = place + -start
+            within = Index(moved.terms, moved.const, max(moved.low, 0), min(moved.high, part.shape[tensor.dim] - 1))
+            return self.evaluate(part, (*at[: tensor.dim], within, *at[tensor.dim + 1 :]))
+
+        if len(touched) == 1:
+            return part_at(*touched[0][:2])
+        found = self._variable()
+        where = self.index(first)
+        for turn, (part, start, end) in enumerate(touched):
+            last = turn == len(touched) - 1
+            opening = "else" if last else f"{'else ' if turn else ''}if ({where} < {end}u)"
+            with self.block(opening):
+                self.assign(found, part_at(part, start))
+        return found
+
+    def _variable(self, value: str = "") -> Operand:
+        """A variable to assign to: an array while vectors are computed."""
+        found = Operand(self.name("v"), not self._scalar)
+        self.line(f"float {found.text}[{self.width}];" if found.vector else f"float {found.text};")
+        if value:
+            self.assign(found, Operand(value))
+        return found
+
+    def assign(self, found: Operand, value: Operand, operation: str = "") -> None:
+        """`found = value`, or `found = operation(found, value)`, in every lane."""
+        right = f"{operation}({found.element}, {value.element})" if operation else value.element
+        self.line(f"{self.each_lane()} {found.element} = {right};" if found.vector else f"{found.text} = {right};")
+
+    def _reduced(self, tensor: Reduced, at: Coordinates) -> Operand:
+        if self.probing:
+            self.reads.append((tensor, at))
+            return Operand("0.0f")
+        known = self.reductions.get(id(tensor))
+        if known is None or known.at != at:
+            raise NotFusibleError("reads a reduction at other positions than those of its rows")
+        return known.operand
+
+    # ---- Poolings.
+
+    def _windowed(self, tensor: Windowed, at: Coordinates) -> Operand:
+        """The window's rows and columns in two loops; positions in the padding are left out."""
+        pool, sides = tensor.pool, tensor.of.shape[2:]
+        sizes = ((pool.window_h, pool.stride_h, pool.pad_h), (pool.window_w, pool.stride_w, pool.pad_w))
+        starts = [place * stride - pad for place, (_, stride, pad) in zip(at[2:], sizes, strict=True)]
+        if not self._scalar and any(LANE in start.names() for start in starts):
+            return self._one_by_one(tensor, at)
+        maximum = pool.kind == "max"
+        found = self._variable(literal(float("-inf")) if maximum else "0.0f")
+        self._window(tensor, at, starts, [size for size, _, _ in sizes], found, "op_maximum" if maximum else "op_add")
+        if not maximum:
+            spans = [
+                self._span(start, size, side, pad, counted=pool.count_include_pad)
+                for start, (size, _, pad), side in zip(starts, sizes, sides, strict=True)
+            ]
+            self.assign(found, Operand(f"(float)({spans[0]} * {spans[1]})"), "op_div")
+        return found
+
+    def _window(
+        self,
+        tensor: Windowed,
+        at: Coordinates,
+        starts: Sequence[Index],
+        sizes: Sequence[int],
+        found: Operand,
+        operation: str,
+    ) -> None:
+        unroll = "UNROLL " if sizes[0] * sizes[1] <= _UNROLLED else ""
+        places: list[Index] = []
+
+        def inner(dim: int) -> None:
+            if dim == 2:
+                self.assign(found, self.evaluate(tensor.of, (*at[:2], *places)), operation)
+                return
+            side, step = tensor.of.shape[2 + dim], Var(self.name("r"), sizes[dim])
+            with self.block(f"{unroll}for (unsigned {step.name} = 0; {step.name} < {step.size}; ++{step.name})"):
+                place = starts[dim] + variable(step)
+                where = Var(self.name("p"), side)
+                self.line(f"const unsigned {where.name} = {self.index(place)};")
+                places.append(variable(where))
+                with self.block("" if place.low >= 0 and place.high < side else f"if ({where.name} < {side}u)"):
+                    inner(dim + 1)
+                places.pop()
+
+        inner(0)
+
+    def _span(self, start: Index, size: int, side: int, pad: int, *, counted: bool) -> str:
+        """How many rows or columns of a window an average divides by."""
+        low, high = (-pad, side + pad) if counted else (0, side)
+        if start.low >= low and start.high + size <= high:
+            return str(size)
+        first = f"(int)({self.index(start)})"
+        return f"(least({first} + {size}, {high}) - most({first}, {low}))"

@@ -1,0 +1,162 @@
+"""cuda.fusion: the subgraphs between layers as one generated CUDA kernel each (docs/kernels/fusion.md).
+
+Elementwise operators over equal or broadcast shapes, reductions over the same dimensions, poolings, and operators that move
+elements. Arithmetic is fp32; values between operators are not rounded. NVRTC compiles a kernel in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.fusion.kernel_code import KERNEL, KernelCode, kernel_of
+from convoy.engines.gpu.device_tensors import aligned
+from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer
+from convoy.engines.subgraph import parse_subgraph, torch_format, torch_support
+from convoy.errors import LaunchError
+from convoy.graph.ir import Graph
+from convoy.problem import Knobs, Problem, SubgraphProblem
+from convoy.support import Support
+from convoy.target import Target
+
+LEAST_CAPABILITY: Final = 80
+"""bf16 conversions need it."""
+
+_LAUNCH_US: Final = 1.5
+_UNITS: Final = 132
+_BYTES_US: Final = 2.4e6
+"""Bytes a microsecond that an H100's memory gives."""
+
+_BLOCK_BYTES_US: Final = 5e4
+"""The same for one block: a multiprocessor has about this many bytes in flight for each microsecond of latency."""
+
+_MOVES_OR_REDUCES: Final = frozenset({
+    "cat", "stack", "split", "split_with_sizes", "chunk", "adaptive_avg_pool2d", "avg_pool2d", "max_pool2d",
+    "max_pool2d_with_indices", "mean", "sum", "amax", "softmax", "_softmax", "log_softmax", "_log_softmax",
+    "layer_norm", "native_layer_norm", "rms_norm", "batch_norm", "upsample_nearest1d", "upsample_nearest2d",
+    "upsample_nearest3d", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "glu",
+})  # fmt: skip
+"""Operators that gain by a kernel of their own: ATen takes several launches, or does not read whole vectors."""
+
+
+class FusionExecutable(Executable):
+    """The kernel of one subgraph."""
+
+    def __init__(self, engine: str, problem: SubgraphProblem, code: KernelCode, target: Target) -> None:
+        graph = parse_subgraph(problem.text)
+        self._engine, self.code = engine, code
+        self._formats = [
+            torch_format(problem.layout, len(graph.values[name].spec.shape)) for name in (*graph.inputs, *graph.outputs)
+        ]
+        self._inputs = len(graph.inputs)
+        self._dependent = target.capability >= 90
+        half = all(graph.values[name].spec.dtype != "fp32" for name in graph.outputs)
+        options = ("--prec-div=false", "--prec-sqrt=false") if half else ()
+        cubin, self.log = compile_cubin(engine, code.source, target, options)
+        self.function = Function(engine, cubin, KERNEL, shared_bytes=0)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """Contiguous, at addresses that vectors can be read from."""
+        return tuple(aligned(tensor.detach().contiguous()) for tensor in constants)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch."""
+        del workspace
+        args = [self._checked(f"argument {place}", t, place) for place, t in enumerate(buffers.args)]
+        results = [self._checked(f"result {place}", t, self._inputs + place) for place, t in enumerate(buffers.results)]
+        arguments = [pointer(tensor) for tensor in (*args, *buffers.constants, *results)]
+        device = results[0].device.index or 0
+        self.function.launch(device, self.code.blocks, self.code.threads, arguments, dependent=self._dependent)
+
+    def _checked(self, role: str, tensor: torch.Tensor | None, place: int) -> torch.Tensor:
+        """The tensor, dense in the problem's memory format and aligned; raises LaunchError otherwise."""
+        if tensor is None:
+            raise LaunchError(f"{self._engine}: {role}: no tensor was given to write to")
+        if not tensor.is_contiguous(memory_format=self._formats[place]) or tensor.data_ptr() % 16:
+            layout = f"strides {tuple(tensor.stride())} at {tensor.data_ptr():#x}"
+            raise LaunchError(f"{self._engine}: {role}: {layout} are not those of a dense, 16-byte aligned tensor")
+        return tensor
+
+
+class FusionEngine(Engine):
+    """Generated CUDA C for the subgraphs between layers."""
+
+    id = "cuda.fusion"
+    family = "direct"
+    devices = ("cuda",)
+    trusted = False
+    fuses_subgraphs = True
+    builds_in_threads = True
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Subgraphs of operators that the generator knows, in fp16, bf16 and fp32, on capability 8.0 and newer."""
+        if not isinstance(problem, SubgraphProblem):
+            return Support.no(f"computes subgraphs, got {type(problem).__name__}")
+        if target.capability < LEAST_CAPABILITY:
+            return Support.no(f"needs a CUDA device of capability 8.0 or newer, got {target.name}")
+        if reason := absence():
+            return Support.no(reason)
+        if not (found := torch_support(problem)):
+            return found
+        graph = parse_subgraph(problem.text)
+        if not _is_worthwhile(graph):
+            return Support.no(f"is no faster than ATen for a single {graph.nodes[0].op}")
+        code = kernel_of(problem.text, problem.layout, target.units)
+        return Support.no(code) if isinstance(code, str) else Support.yes()
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """A launch and a pass over memory, by as many multiprocessors as have a block."""
+        del knobs
+        code = _known(problem, target)
+        share = max(target.units, 1) / _UNITS
+        rate = min(_BYTES_US * share, code.blocks * _BLOCK_BYTES_US)
+        return _LAUNCH_US + problem.bytes_min / rate
+
+    def samples(self) -> Sequence[Problem]:
+        """A global mean, and a gate."""
+        mean = (
+            "graph 1\ninput %v0: fp16[1,512,7,7]\n"
+            "%v1: fp16[1,512,1,1] = aten.adaptive_avg_pool2d.default(%v0, (1, 1))\n"
+            "%v2: fp16[1,512] = aten.view.default(%v1, (1, 512))\nreturn %v2\n"
+        )
+        gate = (
+            "graph 1\ninput %v0: fp16[1,32,1,1]\ninput %v1: fp16[1,32,56,56]\n"
+            "%v2: fp16[1,32,1,1] = aten.sigmoid.default(%v0)\n"
+            "%v3: fp16[1,32,56,56] = aten.mul.Tensor(%v2, %v1)\nreturn %v3\n"
+        )
+        sizes = (
+            (mean, 2 * 512 * 50, "adaptive_avg_pool2d + view"),
+            (gate, 2 * 32 * (2 * 56 * 56 + 1), "sigmoid + mul"),
+        )
+        return tuple(SubgraphProblem(text, "nhwc", size, label) for text, size, label in sizes)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Generate and compile; needs no GPU."""
+        del knobs
+        assert isinstance(problem, SubgraphProblem)
+        return FusionExecutable(self.id, problem, _known(problem, target), target)
+
+
+def _is_worthwhile(graph: Graph) -> bool:
+    """Whether there are several operators, or one that ATen does not compute in one pass over whole vectors."""
+    if len(graph.nodes) != 1:
+        return bool(graph.nodes)
+    node = graph.nodes[0]
+    if len(node.op.split(".")) == 3 and node.op.split(".")[1] in _MOVES_OR_REDUCES:
+        return True
+    shapes = {graph.values[name].spec.shape for name in (*node.refs(), *filter(None, node.outputs))}
+    moves_only = len(graph.inputs) + len(graph.constants()) == 1
+    return len(shapes) > 1 and not moves_only
+
+
+def _known(problem: Problem, target: Target) -> KernelCode:
+    assert isinstance(problem, SubgraphProblem)
+    code = kernel_of(problem.text, problem.layout, target.units)
+    assert isinstance(code, KernelCode)
+    return code
+
+
+ENGINE = FusionEngine()

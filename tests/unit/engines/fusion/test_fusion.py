@@ -1,0 +1,175 @@
+"""cuda.fusion: every kernel right on the CPU, compiled for an absent GPU; subgraphs that it is not for."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from convoy.engines.fusion.emitter import Emitter
+from convoy.engines.fusion.fusion import ENGINE
+from convoy.engines.fusion.index_math import Var, number, variable
+from convoy.engines.fusion.kernel_code import kernel_of
+from convoy.engines.hopper.nvrtc_kernel import absence
+from convoy.problem import Knobs, LinearProblem
+from convoy.target import Target
+from tests.unit.engines.fusion.cases import CASES, Builder, chain, gate, layer_norm, mean, pool
+from tests.unit.engines.fusion.emulated import code_of, judged, library
+
+H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20, (("torch", "2.13.0"),))
+SEEDS = range(60)
+NAMES = list(CASES)
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
+pytestmark = pytest.mark.xdist_group("fusion kernels")
+
+
+@pytest.fixture(autouse=True)
+def _bindings_are_there(monkeypatch):
+    monkeypatch.setattr("convoy.engines.fusion.fusion.absence", lambda: "")
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """All kernels in one library: first the named ones, then the random ones."""
+    problems = [*CASES.values(), *map(chain, SEEDS)]
+    return problems, library(tmp_path_factory.mktemp("fusion") / "all", [code_of(problem) for problem in problems])
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", NAMES)
+def test_a_named_subgraph_is_right(kernels, name):
+    verdict = judged(kernels[1], CASES[name], NAMES.index(name))
+    assert verdict.ok, f"{verdict.reason}\n{CASES[name].text}{code_of(CASES[name]).text}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_subgraph_is_right(kernels, seed):
+    problem = kernels[0][len(CASES) + seed]
+    verdict = judged(kernels[1], problem, len(CASES) + seed)
+    assert verdict.ok, f"{verdict.reason}\n{problem.text}{code_of(problem).text}"
+
+
+@needs_compiler
+def test_planted_faults_are_seen(tmp_path):
+    faults = {
+        "mean, odd": ("distance *= 2", "distance *= 4"),
+        "layer norm": ("return v * v; }", "return v; }"),
+        "max pooling": (" < 9u", " < 8u"),
+        "cat, norm": ("from_float<T>(v[lane])", "from_float<T>(v[0])"),
+    }
+    for place, (name, change) in enumerate(faults.items()):
+        found = library(tmp_path / str(place), [code_of(CASES[name])], [change])
+        assert not judged(found, CASES[name], 0).ok, name
+
+
+def test_the_text_does_not_depend_on_the_order_of_a_set():
+    names = ["row", "e", "i", "lane", "block"]
+    total = number(7)
+    for factor, name in enumerate(names, 2):
+        total = total + variable(Var(name, 9)) * factor
+    assert Emitter(1).index(total) == "block * 6u + e * 3u + i * 4u + lane * 5u + row * 2u + 7u"
+
+
+@pytest.mark.parametrize(
+    ("problem", "widths"),
+    [
+        (gate((2, 32, 9, 7)), (8,)),
+        (gate((2, 32, 9, 7), "fp32"), (4,)),
+        (gate((2, 36, 9, 7)), (4,)),
+        (gate((2, 32, 8, 4), "fp16", "nchw"), (8,)),
+        (mean((1, 512, 7, 7)), (8,)),
+        (layer_norm((1, 96, 7, 5)), (8, 8)),
+        (CASES["cat, norm"], (8,)),
+        (CASES["upsampling"], (8,)),
+        (CASES["max pooling"], (8,)),
+    ],
+)
+def test_memory_is_read_in_vectors(problem, widths):
+    code = code_of(problem)
+    assert (code.widths, code.by_lane) == (widths, 0)
+    assert code.text.count("load(") >= 1
+
+
+def test_rows_fill_the_device():
+    assert code_of(mean((1, 512, 7, 7))).blocks == 32
+    assert code_of(mean((64, 512, 7, 7))).blocks >= 132
+    assert code_of(layer_norm((1, 96, 56, 56), add=False)).blocks >= 132
+
+
+@pytest.mark.skipif(bool(absence()), reason="needs NVRTC")
+@pytest.mark.parametrize("capability", [80, 90])
+def test_it_compiles_for_a_gpu_that_is_not_there(capability):
+    target = replace(H100, arch=f"sm_{capability}")
+    for problem in (*ENGINE.samples(), layer_norm((1, 96, 7, 5), "bf16")):
+        assert ENGINE.supports(problem, target)
+        executable = ENGINE.build(problem, Knobs(), target)
+        assert " 0 bytes spill stores" in executable.log
+        assert executable.workspace_bytes == 0
+        assert executable.deterministic
+
+
+def test_kernels_have_wide_loads_and_no_atomics():
+    nvrtc_kernel = pytest.importorskip("convoy.engines.hopper.nvrtc_kernel")
+    if absence():
+        pytest.skip("needs NVRTC")
+    ptx, _ = nvrtc_kernel.compile_source(ENGINE.id, code_of(gate((2, 32, 9, 7))).source, "compute_90", ())
+    assert b"ld.global.nc.v4" in ptx
+    assert b"st.global.v4" in ptx
+    assert b"atom." not in ptx
+
+
+DROPOUT = "%y: fp16[1,8,4,4] = aten.dropout.default(%x, 0.5, True)"
+MEAN = "%m: fp16[1,8,1,1] = aten.mean.dim(%x, (2, 3), True)"
+
+
+def text_of(*lines, shape="fp16[1,8,4,4]"):
+    return gate((1, 8, 4, 4)).__class__(f"graph 1\ninput %x: {shape}\n" + "\n".join(lines) + "\n", "nhwc", 100)
+
+
+@pytest.mark.parametrize(
+    ("problem", "says"),
+    [
+        (LinearProblem(1, 8, 8), "computes subgraphs, got LinearProblem"),
+        (text_of("%y: fp16[1,8,4,4] = aten.relu.default(%x)", "return %y"), "no faster than ATen for a single aten.relu"),
+        (text_of("%y: fp16[1,4,4,8] = aten.permute.default(%x, (0, 2, 3, 1))", "return %y"), "no faster than ATen"),
+        (mean((0, 8, 4, 4)), "needs tensors of 1 to"),
+        (replace(gate((1, 8, 4, 4)), text=gate((1, 8, 4, 4)).text.replace("fp16", "fp64")), "got fp64"),
+        (replace(gate((1, 8, 4, 4)), layout="blocked"), "blocked"),
+        (
+            text_of(DROPOUT, "%z: fp16[1,8,4,4] = aten.relu.default(%y)", "return %z"),
+            "draws no random numbers",
+        ),
+        (
+            text_of("%y: fp16[1,8,4,4] = aten.cumsum.default(%x, 1)", "%z: fp16[1,8,4,4] = aten.relu.default(%y)", "return %z"),
+            "does not compute aten.cumsum.default",
+        ),
+        (
+            text_of(MEAN, "%n: fp16[1,1,1,1] = aten.mean.dim(%m, (1,), True)", "return %n"),
+            "reductions over the same dimensions",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals_say_why(problem, says):
+    assert says in ENGINE.supports(problem, H100).reason
+
+
+def test_old_and_other_devices_are_refused():
+    assert "capability 8.0" in ENGINE.supports(mean((1, 8, 4, 4)), replace(H100, arch="sm_75")).reason
+    assert ENGINE.supports(mean((1, 8, 4, 4)), replace(H100, arch="sm_120"))
+
+
+def test_two_poolings_are_two_kernels():
+    b = Builder()
+    p = b.op("max_pool2d.default", b.given(1, 8, 9, 9), (3, 3), (1, 1), (1, 1))
+    problem = b.problem(b.op("max_pool2d.default", p, (3, 3), (1, 1), (1, 1)))
+    assert kernel_of(problem.text, "nhwc", 132) == "computes one pooling in a kernel, not one of another's results"
+
+
+def test_an_estimate_is_a_launch_and_a_pass_over_memory():
+    small, large = (
+        pool("max_pool2d", (1, 8, 9, 9), (3, 3)),
+        replace(gate((64, 256, 56, 56)), bytes_min=2 * 64 * 256 * 3136 * 2),
+    )
+    assert ENGINE.estimate_us(small, Knobs(), H100) < 3
+    assert 40 < ENGINE.estimate_us(large, Knobs(), H100) < 100

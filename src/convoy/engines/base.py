@@ -1,21 +1,19 @@
 """The one contract for every implementation: Engine says whether and how, Executable does it.
 
-A cuDNN plan, a Triton kernel, a generated kernel and the plain ATen call are the same kind of thing. To add one, write
-one module with one `Engine` subclass, name the instance `ENGINE`, and add one line to `manifest.py`; the test matrix,
-the fuzzer, the tuner and the report find it from there.
+A cuDNN plan, a Triton kernel, a generated kernel and the plain ATen call are the same kind of thing. To add one, write one
+module with one `Engine` subclass, name the instance `ENGINE`, and add one line to `manifest.py`.
 
 The life of an implementation:
 
-1. `engine.supports(problem, target)` → `Support`: a value with a reason, never an exception. It is cheap (no compiling, no
-   device work), because it is asked for every engine and every layer.
+1. `engine.supports(problem, target)` → `Support`: a value with a reason, never an exception. It is cheap: no compiling.
 2. `engine.space(problem, target)` → the knob settings worth trying, the default first; finite and in a fixed order.
 3. `engine.workspace_bytes(problem, knobs)` → scratch bytes a launch will want, known before anything is built.
 4. `engine.build(problem, knobs, target)` → `Executable`: slow, done once; raises `CompileError` with the tool's log inside.
 5. `executable.pack(constants)` → the weight in the engine's own arrangement: done once when a net is loaded.
 6. `executable.launch(buffers, workspace)`: hot; on a GPU it may be captured in a CUDA graph.
 
-The promise that the test matrix holds every engine to: where `supports` says yes, the default knobs build and give the
-right answer, for any contents of the input buffers, the output buffers and the workspace.
+The test matrix holds every engine to a promise: where `supports` says yes, the default knobs build and give the right answer,
+for any contents of the input buffers, the output buffers and the workspace.
 """
 
 from __future__ import annotations
@@ -154,8 +152,7 @@ class Engine(ABC):
     """True for an engine that saves memory and never time: it competes where there is a memory budget."""
 
     writes_slices: ClassVar[bool] = False
-    """Whether its executables can write a result into channels of a larger NHWC tensor (`Executable.accept_slice`). Selection
-    counts on it where a concatenation follows."""
+    """Whether its executables can write a result into channels of a larger NHWC tensor (`Executable.accept_slice`)."""
 
     native: ClassVar[bool] = False
     """Whether all its executables are `NativeExecutable`s (`convoy.engines.cpu.native_launch`), whose launches need no Python.
@@ -198,8 +195,7 @@ class Engine(ABC):
     """Whether several threads may build at once, and a build spends its time outside of Python, as in NVRTC."""
 
     quick_settings: ClassVar[int | None] = None
-    """Settings tried besides the default at effort `quick`, where measurements show how many are enough; None: the search's
-    own number."""
+    """Settings tried besides the default at effort `quick`, where measurements show how many are enough; None: as usual."""
 
     reads_mask: ClassVar[bool] = False
     """Whether it is made for pruned weights: then problems with a mask are its own. All others are never asked for one, because
@@ -266,6 +262,11 @@ class Engine(ABC):
         """Scratch bytes a launch will want."""
         del problem, knobs
         return 0
+
+    def asks_for_workspace(self, problem: Problem, knobs: Knobs) -> bool:
+        """Whether `workspace_bytes` must ask a library first, which takes milliseconds: predictions ask where they must alone."""
+        del problem, knobs
+        return False
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """A cost model's guess in microseconds, for ordering the search; None where there is none."""

@@ -193,6 +193,7 @@ def _space(
         zeros=zeros.get(problem.key, (SparsityBucket(),)),
         curve=CURVE if problem.key in zeros else (),
         measured_only=problem.key in whole,
+        memory_counts=settings.memory_budget_bytes is not None,
     )
 
 

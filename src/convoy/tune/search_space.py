@@ -26,6 +26,7 @@ class SearchSpace:
             bucket's percentage (`convoy.engines.activation_sparsity`).
         curve: further percentages to offer for such engines.
         measured_only: whether no time is predicted.
+        memory_counts: whether selection keeps to a memory budget, so that slower configs may be chosen for their memory.
 
     Attributes:
         problem: as given.
@@ -33,6 +34,7 @@ class SearchSpace:
         deterministic: as given.
         baseline_only: as given.
         measured_only: as given.
+        memory_counts: as given.
         engines: the engines that offer a config, by id.
         configs: their configs by engine id, the default first.
         refusals: the reasons of the other engines, by id.
@@ -50,12 +52,14 @@ class SearchSpace:
         zeros: Collection[SparsityBucket] = (SparsityBucket(),),
         curve: Collection[int] = (),
         measured_only: bool = False,
+        memory_counts: bool = False,
     ) -> None:
         self.problem = problem
         self.target = target
         self.deterministic = deterministic
         self.baseline_only = baseline_only
         self.measured_only = measured_only
+        self.memory_counts = memory_counts
         self.engines: dict[str, Engine] = {}
         self.configs: dict[str, list[EngineConfig]] = {}
         self.refusals: dict[str, str] = {}
@@ -115,6 +119,13 @@ class SearchSpace:
             return self.engines[config.engine].workspace_bytes(self.problem, config.knobs)
         except InputError:
             return None
+
+    def asks_for_workspace(self, config: EngineConfig) -> bool:
+        """Whether `workspace_bytes` asks a library first."""
+        try:
+            return self.engines[config.engine].asks_for_workspace(self.problem, config.knobs)
+        except InputError:
+            return False
 
     def must_build(self, config: EngineConfig) -> bool:
         """Whether the config must be compiled first."""

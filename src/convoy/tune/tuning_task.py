@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -124,16 +125,26 @@ class TuningTask:
     ) -> None:
         """Add predicted rows, without samples, for configs without a row; none for pruned weights.
 
-        If the baseline ran out of memory, other configs that ran out of memory count as unmeasured too.
+        If the baseline ran out of memory, other configs that ran out of memory count as unmeasured too. A config whose
+        workspace a library must be asked for (`Engine.asks_for_workspace`) gets a row only if it may be chosen: if it is faster
+        than all others, or memory counts.
         """
         factor = self._prior.underestimate(self.rows)
         replaced = Status.OUT_OF_MEMORY if self.baseline_ran_out_of_memory() else None
         known = {config for config, row in self.rows.items() if row.status is not replaced}
-        for row in self._predictions(predictor, protocol, criteria, floor_us):
+        for row in self._worth_asking(self._predictions(predictor, protocol, criteria, floor_us)):
             workspace = None if row.config in known else self._space.workspace_bytes(row.config)
             if workspace is not None:
                 self.rows[row.config] = replace(row, workspace_bytes=workspace, median_us=factor * row.median_us)
                 self.predicted.add(row.config)
+
+    def _worth_asking(self, predicted: Sequence[Measurement]) -> list[Measurement]:
+        """The predictions without those that need a library's answer and are not faster than all that need none."""
+        asking = {row.config for row in predicted if self._space.asks_for_workspace(row.config)}
+        if not asking or self._space.memory_counts:
+            return list(predicted)
+        least_us = min((row.median_us for row in predicted if row.config not in asking), default=math.inf)
+        return [row for row in predicted if row.config not in asking or row.median_us < least_us]
 
     def set_prior(self, predictor: TimePredictor, criteria: Criteria | None = None) -> None:
         """Choose by prediction what to compile and measure first; a search that is cut short then has the likely winners."""

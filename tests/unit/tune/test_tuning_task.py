@@ -399,6 +399,28 @@ def test_a_predicted_setting_that_an_engine_does_not_have_here_is_left_out():
         assert {found.knobs["k"] for found in task.predicted if found.engine == "a"} == expected
 
 
+@pytest.mark.parametrize("memory_counts", [False, True])
+def test_a_library_is_asked_for_the_workspace_of_what_may_be_chosen_alone(memory_counts):
+    asked = []
+
+    class Slow(Fake):
+        def asks_for_workspace(self, problem, knobs):
+            return knobs["k"] > 0
+
+        def workspace_bytes(self, problem, knobs):
+            asked.append(knobs["k"])
+            return 7
+
+    other = LinearProblem(2, 8, 5)
+    times = {("aten", 0): 10.0, ("a", 0): 5.0, ("a", 1): 4.0, ("a", 2): 6.0, ("a", 3): 3.0}
+    rows = [replace(row(name, k, us, 9), problem=other.key) for (name, k), us in times.items()]
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Slow("a", 4)], TARGET, memory_counts=memory_counts))
+    task.predict(TimePredictor.from_rows(rows), PROTOCOL.id)
+    assert sorted(asked) == ([0, 1, 2, 3] if memory_counts else [0, 1, 3])
+    assert {row.config.knobs["k"] for row in task.result_rows() if row.config.engine == "a"} == set(asked)
+    assert min(task.result_rows(), key=lambda row: row.median_us).config.knobs["k"] == 3
+
+
 class Roomy(Fake):
     """Setting k wants 1000 - 100 k bytes."""
 

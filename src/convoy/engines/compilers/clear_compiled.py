@@ -17,7 +17,7 @@ from typing import Final
 from convoy.engines.compilers import compiled_cache
 from convoy.errors import InputError
 
-_COMPILED: Final = re.compile(r"[\w.-]+-[0-9a-f]{24}\.(?:so|cubin)")
+_COMPILED: Final = re.compile(r"[\w.-]+-[0-9a-f]{24}\.(?:so|cubin|json)")
 _UNFINISHED: Final = ".building-"
 
 UNFINISHED_S: Final = 24 * 3600.0

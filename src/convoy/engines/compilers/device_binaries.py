@@ -1,4 +1,4 @@
-"""Device binaries in the user's cache, checked by owner and SHA-256 before they are used: a bad one is a miss."""
+"""Device binaries and answers of libraries in the user's cache, checked by owner and SHA-256 before use: a bad one is a miss."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from convoy.engines.compilers import host_compiler
 from convoy.engines.compilers.compiled_cache import folder_at, summed
 
 
-def cached(engine: str, key: Sequence[str], make: Callable[[], bytes]) -> bytes:
+def cached(engine: str, key: Sequence[str], make: Callable[[], bytes], *, suffix: str = ".cubin") -> bytes:
     """The result of `make`, or a cached result of the same key.
 
     Args:
         engine: the engine's id, the beginning of the file's name.
         key: everything that decides the result: source, architecture, compiler and its version, options.
         make: makes the binary; its exceptions pass through.
+        suffix: of the file's name: `.cubin`, or `.json` for what a library said.
     """
     name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:24]
-    path = host_compiler.compiled_folder() / f"{engine}-{name}.cubin"
+    path = host_compiler.compiled_folder() / f"{engine}-{name}{suffix}"
     folder = folder_at(path.parent)
     found = None if folder is None else folder.read(path.name)
     if found is None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from convoy.engines.base import Buffers
+from convoy.engines.compilers import host_compiler
 from convoy.engines.library import cudnn
-from convoy.engines.library.cudnn import ENGINE, graphs, library, plans
+from convoy.engines.library.cudnn import ENGINE, graphs, library, plans, surveys
 from convoy.engines.library.cudnn.plans import CudnnPlan, Facts
 from convoy.errors import CompileError, InputError, LaunchError
 from convoy.measurement.accuracy import judge, make_data
@@ -33,16 +34,20 @@ def typed(problem, dtype, **rest):
 def clear():
     library.absence.cache_clear()
     cudnn.offered_plans.cache_clear()
+    surveys.announced.cache_clear()
     plans.facts.cache_clear()
     plans.noted.cache_clear()
 
 
 @pytest.fixture
-def install(monkeypatch):
-    """A function that puts a fake frontend and a fake GPU in place."""
+def install(monkeypatch, tmp_path):
+    """A function that puts a fake frontend, a fake GPU and an empty cache folder in place."""
 
     def put(*table):
         made = frontend(*table)
+        folder = tmp_path / f"compiled{len(list(tmp_path.iterdir()))}"
+        folder.mkdir(mode=0o700)
+        monkeypatch.setattr(host_compiler, "compiled_folder", lambda: folder)
         monkeypatch.setattr(library, "load", lambda: made)
         monkeypatch.setattr(library, "HANDLES", library.Handles())
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -124,6 +129,56 @@ def test_offers_are_bounded_and_asked_for_once(install):
     assert ENGINE.supports(PLAIN, H100)
     assert names(PLAIN) == names(PLAIN)
     assert fake.queries == 1
+
+
+def test_another_process_asks_cudnn_for_nothing_again(install):
+    fake = install(plan(1, workspace=512), plan(2), nameless(46, 5, workspace=64))
+    fake.refuses_fusion = True
+    fused = replace(PLAIN, epilogue=FULL)
+    found, queries = names(fused), fake.queries
+    assert queries > 0
+    clear()  # what a new process has
+    fake.table.clear()
+    assert names(fused) == found
+    assert [ENGINE.workspace_bytes(fused, knobs) for knobs in ENGINE.space(fused, H100)] == [512, 0, 64]
+    assert fake.queries == queries
+    other = replace(H100, versions=(("cudnn", "9.20.0"),))
+    assert "no plan" in ENGINE.supports(fused, other).reason
+
+
+def test_a_refusal_is_kept_and_another_error_is_not(install, monkeypatch):
+    fake = install()
+    for _ in range(2):
+        assert "No valid engine configs" in ENGINE.supports(PLAIN, H100).reason
+        assert fake.queries == 1
+        clear()
+    asked = []
+    monkeypatch.setattr(surveys, "recommending", lambda *_: asked.append(0) or int("out of memory"))
+    for _ in range(2):
+        assert "out of memory" in ENGINE.supports(replace(PLAIN, n=3), H100).reason
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"plans": 3}', '{"plans": [["eng1"]]}', '{"plans": [["best", 0]]}', "\x00",
+                                  '{"plans": [["eng1", -1]]}', '{"plans": [["eng1", true]]}'])  # fmt: skip
+def test_an_answer_in_another_form_is_asked_for_again(install, monkeypatch, text):
+    install(plan(1))
+    monkeypatch.setattr(surveys, "cached", lambda *_, **__: text.encode())
+    assert names(PLAIN) == [("eng1", False)]
+
+
+def test_the_workspace_of_a_recommended_plan_needs_no_query(install, monkeypatch):
+    install(
+        plan(3, knobs={1: 4, 2: 8}, workspace=7),
+        plan(3, knobs={1: 5, 2: 9}),
+        plan(3, knobs={1: 5, 2: 8}, modes=(), workspace=9),
+    )
+    first, second, beyond, *_ = ENGINE.space(PLAIN, H100)
+    assert [ENGINE.asks_for_workspace(PLAIN, knobs) for knobs in (first, second, beyond)] == [False, False, True]
+    assert ENGINE.workspace_bytes(PLAIN, beyond) == 9
+    with monkeypatch.context() as patch:
+        patch.setattr(plans, "facts", lambda *_: pytest.fail("asked"))
+        assert ENGINE.workspace_bytes(PLAIN, first) == 7
 
 
 def test_neighbours_of_the_first_plans_come_last_and_may_be_refused(install):
@@ -361,7 +416,7 @@ def test_a_problem_without_plans_is_refused_in_one_line(install):
     support = ENGINE.supports(PLAIN, H100)
     assert support.reason == "cuDNN has no plan for this problem: No valid engine configs for ConvFwd_"
     fake.table.append(plan(1, notes=("TENSOR_CORE",)))
-    assert ENGINE.supports(PLAIN, H100)
+    assert ENGINE.supports(PLAIN, replace(H100, versions=(("cudnn", "9.20.0"),)))
     assert "keeps the numerics" in ENGINE.supports(replace(PLAIN, numerics="strict"), H100).reason
 
 

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Engine, Executable, Knobs
-from convoy.engines.library.cudnn import library, plans
+from convoy.engines.library.cudnn import library, plans, surveys
 from convoy.engines.library.cudnn.executable import CudnnConvolution
 from convoy.engines.library.cudnn.graphs import fused_part
 from convoy.engines.library.cudnn.plans import CudnnPlan
@@ -59,7 +59,7 @@ class Cudnn(Engine):
         if not support or not isinstance(problem, ConvolutionProblem):
             return support
         try:
-            found = offered_plans(problem, _is_exact(problem, target), torch.cuda.current_device())
+            found = offered_plans(problem, _is_exact(problem, target), torch.cuda.current_device(), target.digest)
         except library.errors() as error:
             return Support.no(f"cuDNN has no plan for this problem: {library.first_line(error)}")
         return Support.yes() if found else Support.no("cuDNN has no plan that keeps the numerics of this problem")
@@ -67,13 +67,21 @@ class Cudnn(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Fused and separate epilogues alternately, each in the order of the heuristics."""
         assert isinstance(problem, ConvolutionProblem)
-        return offered_plans(problem, _is_exact(problem, target), torch.cuda.current_device())
+        return offered_plans(problem, _is_exact(problem, target), torch.cuda.current_device(), target.digest)
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
-        """The properties of a plan that cuDNN reports before it is built."""
+        """What cuDNN reports before a plan is built."""
         assert isinstance(problem, ConvolutionProblem)
         plan, fused = _read(problem, knobs)
-        return plans.facts(problem, fused, plan, torch.cuda.current_device()).workspace_bytes
+        device = torch.cuda.current_device()
+        known = surveys.announced(problem, fused, device).get(plan)
+        return plans.facts(problem, fused, plan, device).workspace_bytes if known is None else known
+
+    def asks_for_workspace(self, problem: Problem, knobs: Knobs) -> bool:
+        """Of a plan that cuDNN did not recommend, the query takes some 15 ms."""
+        assert isinstance(problem, ConvolutionProblem)
+        plan, fused = _read(problem, knobs)
+        return plan not in surveys.announced(problem, fused, torch.cuda.current_device())
 
     def notes(self, problem: Problem, knobs: Knobs) -> tuple[str, ...]:
         """Notes of cuDNN on a plan: `tensor_core`, `winograd`, `fft`, `nondeterministic`, `runtime_compilation`, ...
@@ -158,13 +166,13 @@ def _is_exact(problem: ConvolutionProblem, target: Target) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def offered_plans(problem: ConvolutionProblem, exact: bool, device: int) -> tuple[Knobs, ...]:
+def offered_plans(problem: ConvolutionProblem, exact: bool, device: int, where: str) -> tuple[Knobs, ...]:
     """The knobs worth trying, the most promising first; the same in every call of a process, and for one cuDNN in all."""
     del device  # the current one: part of the cache's key
     part = fused_part(problem.epilogue) if problem.direction == "fprop" else _NOTHING
-    separate = plans.recommended(problem, _NOTHING, exact=exact)
-    fused = _fused(problem, part, exact=exact) if part else ()
-    found = [*_in_turn(fused, separate), *_in_turn(plans.beyond(fused), plans.beyond(separate))]
+    separate = surveys.recommended(problem, _NOTHING, where, exact=exact)
+    fused = _fused(problem, part, where, exact=exact) if part else ()
+    found = [*_in_turn(fused, separate), *_in_turn(surveys.beyond(fused), surveys.beyond(separate))]
     return tuple(found[:MOST_PLANS])
 
 
@@ -173,10 +181,10 @@ def _in_turn(fused: Sequence[CudnnPlan], separate: Sequence[CudnnPlan]) -> list[
     return [knobs for knobs in chain.from_iterable(pairs) if knobs is not None]
 
 
-def _fused(problem: ConvolutionProblem, part: Epilogue, *, exact: bool) -> tuple[CudnnPlan, ...]:
+def _fused(problem: ConvolutionProblem, part: Epilogue, where: str, *, exact: bool) -> tuple[CudnnPlan, ...]:
     """Plans with the epilogue inside; none where cuDNN refuses that graph, which it does for many."""
     try:
-        return plans.recommended(problem, part, exact=exact)
+        return surveys.recommended(problem, part, where, exact=exact)
     except library.errors():
         return ()
 

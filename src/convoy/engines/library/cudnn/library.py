@@ -57,6 +57,17 @@ def errors() -> tuple[type[BaseException], ...]:
     return load().cudnnGraphNotSupportedError, RuntimeError, ValueError
 
 
+def unsupported() -> type[Exception]:
+    """The frontend's exception for a graph that cuDNN has no plan for."""
+    found: type[Exception] = load().cudnnGraphNotSupportedError
+    return found
+
+
+def device() -> int:
+    """PyTorch's current device."""
+    return torch.cuda.current_device()
+
+
 def first_line(error: BaseException, most: int = 160) -> str:
     """The beginning of an error's message, for a reason that is one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

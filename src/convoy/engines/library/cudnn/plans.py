@@ -11,7 +11,7 @@ A plan is one of cuDNN's engines with a value for each of its knobs. Its name is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -106,60 +106,7 @@ class Facts:
     exact: bool
 
 
-def recommended(problem: ConvolutionProblem, fused: Epilogue, *, exact: bool) -> tuple[CudnnPlan, ...]:
-    """The plans that cuDNN's heuristics recommend, best first, without the denied ones.
-
-    Args:
-        problem: the convolution.
-        fused: the part of its epilogue that is in the graph.
-        exact: whether fp32 products must be fp32: plans with an `INEXACT` note are left out. Plans that transform tiles are
-            left out too under numerics `strict`, and come last otherwise.
-
-    Raises:
-        library.errors(): cuDNN refuses the graph, or fails.
-    """
-    if not exact:
-        return _survey(problem, fused, ())
-    direct = _survey(problem, fused, INEXACT + TRANSFORMING)
-    if problem.numerics == "strict":
-        return direct
-    return tuple(sorted(_survey(problem, fused, INEXACT), key=lambda plan: plan not in direct))
-
-
-def _survey(problem: ConvolutionProblem, fused: Epilogue, without: Iterable[str]) -> tuple[CudnnPlan, ...]:
-    """The recommended plans that carry none of some notes, and that the device can run."""
-    graph = _recommending(problem, fused)
-    graph.deselect_numeric_notes(_notes(without))
-    plans: dict[CudnnPlan, None] = {}
-    for index in range(graph.get_execution_plan_count()):
-        plan = CudnnPlan.at(graph, index)
-        if plan is not None and plan not in plans and not denial(problem, plan) and _probe(graph, index) is not None:
-            plans[plan] = None
-    return tuple(plans)
-
-
-MOST_VARIED: Final = 3
-"""Recommended plans whose neighbours are tried: the best of them are the first, nearly always."""
-
-
-def beyond(found: Sequence[CudnnPlan]) -> tuple[CudnnPlan, ...]:
-    """Plans that no heuristic recommends: the first few recommended ones with another value of one knob.
-
-    The values are those of recommended plans of the same engine. cuDNN refuses many of these when they are built; such a
-    refusal is stored as a row with its reason.
-    """
-    known, made = set(found), dict[CudnnPlan, None]()
-    for plan in [plan for plan in found if not plan.listed][:MOST_VARIED]:
-        alike = [other for other in found if other.engine == plan.engine and not other.listed]
-        for place, (number, value) in enumerate(plan.knobs):
-            values = dict.fromkeys(dict(other.knobs).get(number, value) for other in alike)
-            for other in values:
-                knobs = (*plan.knobs[:place], (number, other), *plan.knobs[place + 1 :])
-                made[CudnnPlan(plan.engine, knobs)] = None
-    return tuple(plan for plan in made if plan not in known)
-
-
-def _recommending(problem: ConvolutionProblem, fused: Epilogue) -> Any:
+def recommending(problem: ConvolutionProblem, fused: Epilogue) -> Any:
     """A graph with all plans of the heuristics."""
     modes = library.load().heur_mode
     graph = operation_graph(problem, fused)
@@ -175,7 +122,7 @@ def graph_of(problem: ConvolutionProblem, fused: Epilogue, plan: CudnnPlan) -> t
         library.errors(): it refuses the plan.
     """
     if plan.listed:
-        graph = _recommending(problem, fused)
+        graph = recommending(problem, fused)
         for index in range(graph.get_execution_plan_count()):
             if CudnnPlan.at(graph, index) == plan:
                 return graph, index
@@ -191,13 +138,13 @@ def denial(problem: ConvolutionProblem, plan: CudnnPlan) -> str:
     return DENIED.get((problem.direction, problem.layout, plan.engine), "")
 
 
-def _notes(names: Iterable[str]) -> list[Any]:
+def notes_named(names: Iterable[str]) -> list[Any]:
     """The frontend's numerical notes of these names, those that it knows."""
     known = library.load().numerical_note
     return [getattr(known, name) for name in names if hasattr(known, name)]
 
 
-def _probe(graph: Any, index: int) -> int | None:
+def probe(graph: Any, index: int) -> int | None:
     """Workspace of a plan in bytes, without building it; None if the plan is deselected or cuDNN refuses it.
 
     The frontend reports neither directly. With a limit that no plan keeps, building fails at the workspace check, and the
@@ -215,8 +162,8 @@ def _probe(graph: Any, index: int) -> int | None:
 def _probe_without(problem: ConvolutionProblem, fused: Epilogue, plan: CudnnPlan, names: Iterable[str]) -> int | None:
     """Workspace of a plan that carries none of some notes; None where it has one, or cuDNN refuses it."""
     graph, index = graph_of(problem, fused, plan)
-    graph.deselect_numeric_notes(_notes(names))
-    return _probe(graph, index)
+    graph.deselect_numeric_notes(notes_named(names))
+    return probe(graph, index)
 
 
 @lru_cache(maxsize=8192)

@@ -3,7 +3,9 @@
 Convoy beside eager PyTorch (NCHW and channels_last), torch.compile and ONNX Runtime: same weights, same input, outputs
 checked against eager, all timed in turn in one process (A B C A B C ...). Run it on a quiet machine:
 
-    python bench/inference/cpu_inference.py [--nets alexnet,resnet50] [--batch 1,8] [--rounds 15]
+    python bench/inference/cpu_inference.py [--nets alexnet,resnet50] [--batch 1,8] [--rounds 15] [--dtype bf16] [--numerics half]
+
+With `--dtype bf16` models and inputs are bf16, and ONNX Runtime, whose CPU kernels lack it, is left out.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.shared.record import Recorder
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 NETS = "alexnet,vgg16,googlenet,resnet50,mobilenet_v2,densenet121,efficientnet_b0"
 
 
@@ -49,7 +52,7 @@ def onnxruntime_call(model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Te
     return lambda: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
 
 
-def peers(model: nn.Module, x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+def peers(model: nn.Module, x: torch.Tensor, numerics: str) -> dict[str, Callable[[], torch.Tensor]]:
     """Every way to run the model, by provider name."""
     import copy
 
@@ -57,7 +60,7 @@ def peers(model: nn.Module, x: torch.Tensor) -> dict[str, Callable[[], torch.Ten
     model_nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)
     compiled = torch.compile(copy.deepcopy(model))
     start = time.perf_counter()
-    fast = convoy.optimize(model, (x,), settings=convoy.Settings())
+    fast = convoy.optimize(model, (x,), settings=convoy.Settings(numerics=numerics))
     print(f"  convoy tuned in {time.perf_counter() - start:.1f} s", flush=True)
     found: dict[str, Callable[[], torch.Tensor]] = {
         "torch.eager": lambda: model(x),
@@ -65,23 +68,24 @@ def peers(model: nn.Module, x: torch.Tensor) -> dict[str, Callable[[], torch.Ten
         "inductor.default": lambda: compiled(x),
         "convoy": lambda: fast(x),
     }
-    onnx = onnxruntime_call(model, x)
+    onnx = onnxruntime_call(model, x) if x.dtype == torch.float32 else None
     if onnx is not None:
         found["onnxruntime"] = onnx
     return found
 
 
-def compare(net: str, batch: int, rounds: int, recorder: Recorder) -> dict[str, Latency]:
+def compare(net: str, batch: int, options: argparse.Namespace, recorder: Recorder) -> dict[str, Latency]:
     """Check and time one net at one batch size, and record the figures."""
     torch._dynamo.reset()
+    dtype, allowed = DTYPES[options.dtype], 1e-4 if (options.dtype, options.numerics) == ("fp32", "as_torch") else 5e-2
     model = load_model(net).eval()
     x = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(batch))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        runs = peers(model, x)
         wanted = model(x)
-        errors = {name: float((run() - wanted).norm() / wanted.norm()) for name, run in runs.items()}
-        timed = interleave(runs, cuda=False, rounds=rounds)
+        runs = peers(model.to(dtype), x.to(dtype), options.numerics)
+        errors = {name: float((run().float() - wanted).norm() / wanted.norm()) for name, run in runs.items()}
+        timed = interleave(runs, cuda=False, rounds=options.rounds)
     for name, figures in timed.items():
         recorder.add(
             subject=net,
@@ -92,7 +96,9 @@ def compare(net: str, batch: int, rounds: int, recorder: Recorder) -> dict[str, 
             p50=figures.median_ms,
             p20=figures.median_ms - figures.spread_ms,
             p80=figures.median_ms + figures.spread_ms,
-            ok=errors[name] < 1e-4,
+            dtype=options.dtype,
+            numerics=options.numerics,
+            ok=errors[name] < allowed,
             note=f"rel_l2_to_eager={errors[name]:.1e}",
         )
     return timed
@@ -104,13 +110,15 @@ def main() -> None:
     parser.add_argument("--nets", default=NETS)
     parser.add_argument("--batch", default="1,8")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
+    parser.add_argument("--numerics", choices=("as_torch", "half"), default="as_torch")
     options = parser.parse_args()
     target = detect_target("cpu")
     recorder = Recorder(
         "cpu-inference",
         device=f"{target.name} {target.units} threads",
         versions=f"torch={torch.__version__} python={platform.python_version()}",
-        protocol=f"interleaved rounds={options.rounds} median, p20 and p80 as median -+ spread",
+        protocol=f"interleaved rounds={options.rounds} numerics={options.numerics} median, p20 and p80 as median -+ spread",
     )
     lines: list[str] = []
     gains: list[float] = []
@@ -118,7 +126,7 @@ def main() -> None:
     for net in options.nets.split(","):
         for batch in (int(b) for b in options.batch.split(",")):
             print(f"{net} batch {batch}", flush=True)
-            timed = compare(net, batch, options.rounds, recorder)
+            timed = compare(net, batch, options, recorder)
             eager = min(timed["torch.eager"].median_ms, timed["torch.eager.nhwc"].median_ms)
             ours = timed["convoy"].median_ms
             gains.append(eager / ours)

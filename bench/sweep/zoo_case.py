@@ -16,6 +16,7 @@ import convoy
 from convoy.engines.manifest import MANIFEST
 from convoy.pipeline import OptimizeResult, optimize_model
 from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.least_error import LEAST_LOOSE_ERROR
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.plan import Plan
 from convoy.zoo import import_torchvision, load_model
@@ -137,7 +138,7 @@ def errors(model: nn.Module, args: tuple[Any, ...], mine: Any, theirs: Any) -> d
     if shapes[0] != shapes[1]:
         return {"ok": False, "why": f"outputs of other shapes: {shapes}"[:300]}
     error = end_to_end.errors_against(mine, exact).rel_l2_error
-    allowed = max(end_to_end.WORST_ERROR * baseline, end_to_end.LEAST_LOOSE_ERROR)
+    allowed = max(end_to_end.WORST_ERROR * baseline, LEAST_LOOSE_ERROR)
     return {"ok": error <= allowed, "error": error, "stock_error": baseline}
 
 

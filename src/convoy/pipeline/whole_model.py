@@ -17,6 +17,7 @@ from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.ceilings import ceiling_notes, ceilings_of
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end_check import build_and_check, with_timeline
+from convoy.pipeline.check.least_error import least_error
 from convoy.pipeline.check.net_check import NetCheck
 from convoy.pipeline.check.verify_predicted import BuiltPlan
 from convoy.pipeline.isolation import IsolatedCopy, isolate
@@ -117,7 +118,7 @@ class _Job:
             lambda plan: build_program(plan, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
             lambda: end_to_end.TimingLimits.of(settings.effort, deadline),
         )
-        least = end_to_end.least_error(str(settings.numerics))
+        least = least_error(str(settings.numerics), net.captured.graph)
         wrong = end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
         built = BuiltPlan(choice, plan, program, outcome, wrong, tuned_s)
         rivals = rivals_of(net, found, built, settings)

@@ -19,6 +19,7 @@ from convoy.perfdb.row import Measurement
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end import Latency, TimingLimits, interleave
 from convoy.pipeline.check.end_to_end_check import EndToEndCheck
+from convoy.pipeline.check.least_error import least_error
 from convoy.pipeline.check.verify_predicted import BuiltPlan
 from convoy.pipeline.net import Net
 from convoy.pipeline.select import Choice, make_plan
@@ -212,9 +213,8 @@ def fastest_of(
         return built
     told = ", ".join(f"{name} {one.median_ms:.3f}" for name, one in times.items() if name != _PLAN)
     note = f"the net as one program, ms: {told}; as selected {times[_PLAN].median_ms:.3f}"
-    if outcome is None or end_to_end.why_wrong(
-        "the outputs'", outcome.errors, outcome.baseline_errors, end_to_end.least_error(str(settings.numerics))
-    ):
+    least = least_error(str(settings.numerics), net.captured.graph)
+    if outcome is None or end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least):
         plan = replace(built.plan, notes=(*built.plan.notes, note))
         return replace(built, plan=plan, program=built.program.with_plan(plan))
     program = programs[best]

@@ -15,7 +15,8 @@ import convoy
 from convoy.errors import CaptureError
 from convoy.pipeline.by_parts.module_calls import depends_on_data, module_calls
 from convoy.pipeline.by_parts.partwise_module import PartwiseModule
-from convoy.pipeline.check import end_to_end, parts_check
+from convoy.pipeline.check import parts_check
+from convoy.pipeline.check.least_error import least_error
 from convoy.pipeline.isolation import isolate
 from tests.unit.pipeline.untimed import plans_kept
 
@@ -209,7 +210,7 @@ def test_what_rounding_decides_may_differ_and_what_it_does_not_may_not() -> None
         summary = type("Summary", (), {"rel_l2_error": 1e-7, "baseline_rel_l2_error": 1e-7})()
         if allowed:
             errors, note = parts_check.check_outputs(copies, {"conv": summary}, "strict", "why")
-            assert errors.rel_l2_error > end_to_end.least_error("strict")
+            assert errors.rel_l2_error > least_error("strict")
             assert "rounding" in note
         else:
             model.gain = 0.0

@@ -70,7 +70,7 @@ def chosen(
     first: Any = Program(plan("cudnn"), selected_ms)
     built = BuiltPlan(choice, first.plan, first, outcome, "", 0.0)
     offered = [Rival(choice, plan(engine)) for engine in rivals]
-    net: Any = None
+    net: Any = SimpleNamespace(captured=SimpleNamespace(graph=None))
     return fastest_of(built, offered, Check(), net, convoy.Settings(), lambda: TimingLimits(5, left_s), planted)
 
 

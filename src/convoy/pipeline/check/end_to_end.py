@@ -55,13 +55,6 @@ than two."""
 LEAST_ERROR = 1e-6
 """Relative error of gradients, or of a pass of a compiled graph, that is always allowed: some roundings of fp32."""
 
-LEAST_STRICT_ERROR = 1e-5
-"""The same for a whole net's outputs with exact products: some roundings in each layer, times the factor by which Winograd's
-transforms increase them."""
-
-LEAST_LOOSE_ERROR = 1e-3
-"""The same if products of TF32 or half types are allowed: about one rounding of one layer."""
-
 
 @dataclass(frozen=True, slots=True)
 class Latency:
@@ -239,11 +232,6 @@ def why_wrong(what: str, errors: OutputErrors, baseline: OutputErrors, least: fl
     allowed = max(WORST_ERROR * baseline.rel_l2_error, least)
     error = errors.rel_l2_error
     return "" if error <= allowed else f"{what} error of {error:.2e} is over {allowed:.2e}"
-
-
-def least_error(numerics: str) -> float:
-    """The relative error of a net's outputs that is always allowed."""
-    return LEAST_STRICT_ERROR if numerics == "strict" else LEAST_LOOSE_ERROR
 
 
 def falls_back(

@@ -11,6 +11,7 @@ from torch import nn
 
 from convoy.errors import CaptureError
 from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.least_error import least_error
 from convoy.pipeline.check.rounding import InputPerturbation, fixed_seed, unit_roundoff
 from convoy.pipeline.isolation import IsolatedCopy
 from convoy.program.calls import map_tensors
@@ -52,7 +53,7 @@ def check_outputs(
         words = str(error).partition("\n")[0]
         raise CaptureError(f"{reason}; with its parts replaced it raises {type(error).__name__}: {words}") from error
     found = _error(mine, theirs)
-    least = end_to_end.least_error(numerics)
+    least = least_error(numerics)
     if found.rel_l2_error <= least:
         return found, ""
     allowed = max(least, end_to_end.WORST_ERROR * _effect_of_rounding(copies, parts, theirs))

@@ -15,6 +15,7 @@ from convoy.deadline import Deadline
 from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.least_error import least_error
 from convoy.pipeline.check.verify_predicted import rebuild_until_verified
 from convoy.pipeline.optimize import optimize_model
 from convoy.problem import EngineConfig
@@ -158,7 +159,7 @@ def test_how_far_off_outputs_may_be(numerics: str, error: float, baseline: float
         "the outputs'",
         end_to_end.OutputErrors(error, error),
         end_to_end.OutputErrors(baseline, baseline),
-        end_to_end.least_error(numerics),
+        least_error(numerics),
     )
     assert bool(found) == wrong
 

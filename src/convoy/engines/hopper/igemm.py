@@ -46,6 +46,10 @@ _MEMORY_BYTES_NS = 3000.0
 
 def estimate_us(problem: ConvProblem, form: IgemmTile, units: int) -> float:
     """Estimated time in microseconds, from the busiest multiprocessor (products or loads, last store) and the memory traffic."""
+    return _estimate_us(problem, form, units, problem.bytes_min)
+
+
+def _estimate_us(problem: ConvProblem, form: IgemmTile, units: int, bytes_min: int) -> float:
     each = DTYPE_BYTES[problem.x_dtype]
     steps = form.each(problem)
     rounds = -(-form.units(problem) // form.resident(units))
@@ -59,15 +63,19 @@ def estimate_us(problem: ConvProblem, form: IgemmTile, units: int) -> float:
     hidden = min(store, steps * step) if form.turns and form.consumers > 1 else 0.0
     busy = rounds * (steps * step + store - hidden + _TILE_NS) + hidden
     # Both add to the time where they are of about the same size.
-    cached = min(problem.bytes_min, _CACHED_BYTES)
-    moved = cached / _CACHE_BYTES_NS + (problem.bytes_min - cached) / _MEMORY_BYTES_NS
+    cached = min(bytes_min, _CACHED_BYTES)
+    moved = cached / _CACHE_BYTES_NS + (bytes_min - cached) / _MEMORY_BYTES_NS
     return (math.hypot(busy**2, moved**2) ** 0.5 + _START_NS) / 1000
 
 
 def forms(problem: ConvProblem, units: int, limit: int = 28) -> list[IgemmTile]:
     """Configurations worth measuring, by rising estimate; at most three for each tile size."""
+    bytes_min = problem.bytes_min  # hundreds of estimates need it
     found = sorted(
-        ((estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem))),
+        (
+            (_estimate_us(problem, form, units, bytes_min), index, form)
+            for index, form in enumerate(_candidates(problem))
+        ),
         key=lambda entry: entry[:2],
     )
     kept: dict[tuple[int, int], int] = {}

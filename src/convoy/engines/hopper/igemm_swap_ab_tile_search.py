@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Final, TypeVar
 
@@ -19,7 +20,7 @@ from convoy.engines.hopper.igemm_swap_ab_limits import (
 )
 from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile, iterations
 from convoy.engines.hopper.nvrtc_source import DIVIDING
-from convoy.problem import ConvProblem
+from convoy.problem import ConvProblem, Epilogue
 
 FormT = TypeVar("FormT", bound=SwapAbTile)
 
@@ -106,10 +107,19 @@ _HOPEFUL: Final = 1.2
 
 def estimate_us(problem: ConvProblem, form: SwapAbTile, units: int) -> float:
     """Estimated time in microseconds: the busiest multiprocessor's products, loads and stores, and the memory traffic."""
-    return _estimate_us(problem, form, units, problem.bytes_min)
+    return _with_memory_us(form, _busy_ns(problem, form, units), problem.bytes_min)
 
 
-def _estimate_us(problem: ConvProblem, form: SwapAbTile, units: int, moved: int) -> float:
+def _with_memory_us(form: SwapAbTile, busy: float, moved: int) -> float:
+    """The whole launch, from the busiest multiprocessor's time and the bytes moved."""
+    rates = _SPARSE if form.sparse else _DENSE
+    memory = moved / rates.memory_bytes_ns
+    start = rates.start_ns + rates.together_ns[form.cluster] - (rates.room_ns if form.blocks > 1 else 0.0)
+    return (rates.felt(busy, memory) + (0.1 * min(busy, memory) if rates.sharp else 0.0) + start) / 1000
+
+
+def _busy_ns(problem: ConvProblem, form: SwapAbTile, units: int) -> float:
+    """Time of the busiest multiprocessor; of the epilogue it depends on nothing."""
     rates = _SPARSE if form.sparse else _DENSE
     blocks = form.each(problem) * form.depth
     tiles = -(-form.units(problem) // form.resident(units))
@@ -132,18 +142,15 @@ def _estimate_us(problem: ConvProblem, form: SwapAbTile, units: int, moved: int)
         sent = 4 * form.filters * form.pixels * (form.split - 1) / form.split
         store += sent / rates.peer_bytes_ns + rates.meeting_ns
     # With two tiles in turn, the stores of one overlap with the loads of the next.
-    busy = tiles * (loop + store + rates.tile_ns) - (tiles - 1) * rates.hidden * min(store, loop)
-    memory = moved / rates.memory_bytes_ns
-    start = rates.start_ns + rates.together_ns[form.cluster] - (rates.room_ns if form.blocks > 1 else 0.0)
-    return (rates.felt(busy, memory) + (0.1 * min(busy, memory) if rates.sharp else 0.0) + start) / 1000
+    return tiles * (loop + store + rates.tile_ns) - (tiles - 1) * rates.hidden * min(store, loop)
 
 
 def forms(problem: ConvProblem, units: int, kind: type[FormT], limit: int = 16) -> list[FormT]:
     """Configurations worth measuring, by rising estimate."""
     moved = problem.bytes_min  # a thousand estimates need it
     found = [
-        (_estimate_us(problem, form, units, moved), index, form)
-        for index, form in enumerate(_candidates(problem, units, kind))
+        (_with_memory_us(form, busy, moved), index, form)
+        for index, (form, busy) in enumerate(_timed_candidates(_without_likes(problem), units, kind))
     ]
     ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
     wanted = _sparse_first(ordered) if kind.sparse else _dense_first(ordered)
@@ -215,6 +222,18 @@ def _halos(problem: ConvProblem, kind: type[SwapAbTile]) -> Iterator[tuple[int, 
         yield from ((columns, pixels) for columns, pixels in found if pixels <= 256)
 
 
+def _without_likes(problem: ConvProblem) -> ConvProblem:
+    """The problem with the parts of its epilogue that decide on candidates, so that layers which differ in others share them."""
+    activation = problem.epilogue.activation
+    kept = activation if activation in DIVIDING else "none"
+    return replace(problem, epilogue=Epilogue(residual=problem.epilogue.residual, activation=kept), mask=None)
+
+
+@lru_cache(maxsize=32)
+def _timed_candidates(problem: ConvProblem, units: int, kind: type[FormT]) -> tuple[tuple[FormT, float], ...]:
+    return tuple((form, _busy_ns(problem, form, units)) for form in _candidates(problem, units, kind))
+
+
 def _candidates(problem: ConvProblem, units: int, kind: type[FormT]) -> Iterator[FormT]:
     total = problem.n * problem.p * problem.q
     together = ((_MOST_TOGETHER if kind.planes == 1 else 1, 1), *((1, split) for split in kind.splits))
@@ -276,4 +295,4 @@ def _deep(form: FormT, staged: int, problem: ConvProblem, units: int) -> Iterato
     if form.cluster > 1 and stages > 3:
         stages -= stages % 2  # with an odd number, a single thread copies a cluster's pixels
     if stages >= 3 and (staged < 2 or form.result_bytes <= stages * form.stage_bytes):
-        yield replace(form, stages=stages, staged=staged)
+        yield form.filled(stages, staged)

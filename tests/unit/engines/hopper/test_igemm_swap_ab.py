@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from convoy.engines.hopper import hopper_support_checks
+from convoy.engines.hopper import igemm_swap_ab_tile_search as tile_search
 from convoy.engines.hopper.igemm_swap_ab import ENGINE, in_blocks
 from convoy.engines.hopper.igemm_swap_ab_limits import CHANNELS, SHARED_BYTES
 from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile as Form
@@ -161,3 +162,23 @@ def test_the_first_guess_compiles_without_spills_or_serialised_products(layer, e
     assert "0 bytes spill stores" in executable.log
     assert "0 bytes stack frame" in executable.log
     assert "serialized" not in executable.log
+
+
+def test_layers_that_differ_in_their_epilogue_share_what_it_does_not_decide():
+    """Candidates are made once for a geometry, and every layer orders them as if they were its own."""
+    for made in (SINGLE, POINT):
+        for epilogue in (
+            Epilogue(),
+            Epilogue(True, True, "relu"),
+            Epilogue(True, False, "silu"),
+            Epilogue(True, True, "gelu"),
+        ):
+            problem = replace(made, epilogue=epilogue)
+            plain = list(tile_search._candidates(problem, 132, Form))
+            shared = tile_search._timed_candidates(tile_search._without_likes(problem), 132, Form)
+            assert [form for form, _ in shared] == plain
+            estimates = [estimate_us(problem, form, 132) for form in plain]
+            assert [tile_search._with_memory_us(form, busy, problem.bytes_min) for form, busy in shared] == estimates
+            chosen = [estimate_us(problem, form, 132) for form in tile_search.forms(problem, 132, Form)]
+            assert chosen == sorted(chosen)
+            assert chosen[0] == min(estimates)

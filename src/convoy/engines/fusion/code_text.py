@@ -49,6 +49,7 @@ class CodeText:
 
     Attributes:
         lines: the text so far.
+        by_element: whether one element is computed at a time, in a loop over the lanes or without vectors.
     """
 
     def __init__(self, width: int) -> None:
@@ -57,7 +58,12 @@ class CodeText:
         self._serial = 0
         self._depth = 1
         self._known: list[dict[object, Operand]] = [{}]
-        self._scalar = width == 1
+        self.by_element = width == 1
+
+    @property
+    def in_vectors(self) -> bool:
+        """Whether vectors are computed."""
+        return not self.by_element
 
     def line(self, text: str) -> None:
         """One line at the current depth."""
@@ -83,9 +89,9 @@ class CodeText:
     def lanes(self) -> Generator[None]:
         """A loop over the lanes, in which each element is computed by itself."""
         with self.block(self.each_lane()):
-            before, self._scalar = self._scalar, True
+            before, self.by_element = self.by_element, True
             yield
-            self._scalar = before
+            self.by_element = before
 
     def index(self, index: Index) -> str:
         """An index expression; quotients become variables."""

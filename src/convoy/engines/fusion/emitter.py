@@ -6,17 +6,18 @@ part of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from convoy.engines.fusion.code_text import LANE, CodeText, Operand, literal
-from convoy.engines.fusion.index_math import Index, Var, number, variable
+from convoy.engines.fusion.gather_code import interpolated, windowed
+from convoy.engines.fusion.index_math import Index, number
 from convoy.engines.fusion.tensors import (
     Concatenated,
     Coordinates,
     Elementwise,
     Input,
+    Interpolated,
     Moved,
     NotFusibleError,
     Reduced,
@@ -25,9 +26,6 @@ from convoy.engines.fusion.tensors import (
 )
 
 CPP_TYPE: Final = {"fp16": "Half", "bf16": "BFloat", "fp32": "float"}
-
-_UNROLLED: Final = 25
-"""Positions of a pooling's window up to which its loops are unrolled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class Emitter(CodeText):
         if found is None:
             found = self._computed(tensor, at)
             self._known[-1][key] = found
-        return Operand(found.element) if found.vector and self._scalar else found
+        return Operand(found.element) if found.vector and self.by_element else found
 
     def _computed(self, tensor: Tensor, at: Coordinates) -> Operand:
         if isinstance(tensor, Elementwise):
@@ -83,8 +81,9 @@ class Emitter(CodeText):
             return self._load(tensor, at)
         if isinstance(tensor, Concatenated):
             return self._concatenated(tensor, at)
-        if isinstance(tensor, Windowed):
-            return self._windowed(tensor, at)
+        if isinstance(tensor, Windowed | Interpolated):
+            found = windowed(self, tensor, at) if isinstance(tensor, Windowed) else interpolated(self, tensor, at)
+            return found or self._one_by_one(tensor, at)
         assert isinstance(tensor, Reduced)
         return self._reduced(tensor, at)
 
@@ -108,7 +107,7 @@ class Emitter(CodeText):
             self._addresses[key] = tensor.address(at)
         address = self._addresses[key]
         self.loads.append((tensor, address))
-        if self._scalar or LANE not in address.names():
+        if self.by_element or LANE not in address.names():
             found = Operand(self.name("v"))
             self.line(f"const float {found.text} = to_float({tensor.parameter}[{self.index(address)}]);")
             return found
@@ -139,7 +138,7 @@ class Emitter(CodeText):
     def _concatenated(self, tensor: Concatenated, at: Coordinates) -> Operand:
         place = at[tensor.dim]
         first, bounds = place, tensor.bounds()
-        if not self._scalar and LANE in place.names():
+        if self.in_vectors and LANE in place.names():
             found = self.first_of_vector(place)
             if found is None or any(start % self.width for start, _ in bounds):
                 return self._one_by_one(tensor, at)
@@ -157,7 +156,7 @@ class Emitter(CodeText):
 
         if len(touched) == 1:
             return part_at(*touched[0][:2])
-        found = self._variable()
+        found = self.variable()
         where = self.index(first)
         for turn, (part, start, end) in enumerate(touched):
             last = turn == len(touched) - 1
@@ -166,9 +165,9 @@ class Emitter(CodeText):
                 self.assign(found, part_at(part, start))
         return found
 
-    def _variable(self, value: str = "") -> Operand:
+    def variable(self, value: str = "") -> Operand:
         """A variable to assign to: an array while vectors are computed."""
-        found = Operand(self.name("v"), not self._scalar)
+        found = Operand(self.name("v"), self.in_vectors)
         self.line(f"float {found.text}[{self.width}];" if found.vector else f"float {found.text};")
         if value:
             self.assign(found, Operand(value))
@@ -187,59 +186,3 @@ class Emitter(CodeText):
         if known is None or known.at != at:
             raise NotFusibleError("reads a reduction at other positions than those of its rows")
         return known.operand
-
-    # ---- Poolings.
-
-    def _windowed(self, tensor: Windowed, at: Coordinates) -> Operand:
-        """The window's rows and columns in two loops; positions in the padding are left out."""
-        pool, sides = tensor.pool, tensor.of.shape[2:]
-        sizes = ((pool.window_h, pool.stride_h, pool.pad_h), (pool.window_w, pool.stride_w, pool.pad_w))
-        starts = [place * stride - pad for place, (_, stride, pad) in zip(at[2:], sizes, strict=True)]
-        if not self._scalar and any(LANE in start.names() for start in starts):
-            return self._one_by_one(tensor, at)
-        maximum = pool.kind == "max"
-        found = self._variable(literal(float("-inf")) if maximum else "0.0f")
-        self._window(tensor, at, starts, [size for size, _, _ in sizes], found, "op_maximum" if maximum else "op_add")
-        if not maximum:
-            spans = [
-                self._span(start, size, side, pad, counted=pool.count_include_pad)
-                for start, (size, _, pad), side in zip(starts, sizes, sides, strict=True)
-            ]
-            self.assign(found, Operand(f"(float)({spans[0]} * {spans[1]})"), "op_div")
-        return found
-
-    def _window(
-        self,
-        tensor: Windowed,
-        at: Coordinates,
-        starts: Sequence[Index],
-        sizes: Sequence[int],
-        found: Operand,
-        operation: str,
-    ) -> None:
-        unroll = "UNROLL " if sizes[0] * sizes[1] <= _UNROLLED else ""
-        places: list[Index] = []
-
-        def inner(dim: int) -> None:
-            if dim == 2:
-                self.assign(found, self.evaluate(tensor.of, (*at[:2], *places)), operation)
-                return
-            side, step = tensor.of.shape[2 + dim], Var(self.name("r"), sizes[dim])
-            with self.block(f"{unroll}for (unsigned {step.name} = 0; {step.name} < {step.size}; ++{step.name})"):
-                place = starts[dim] + variable(step)
-                where = Var(self.name("p"), side)
-                self.line(f"const unsigned {where.name} = {self.index(place)};")
-                places.append(variable(where))
-                with self.block("" if place.low >= 0 and place.high < side else f"if ({where.name} < {side}u)"):
-                    inner(dim + 1)
-                places.pop()
-
-        inner(0)
-
-    def _span(self, start: Index, size: int, side: int, pad: int, *, counted: bool) -> str:
-        """How many rows or columns of a window an average divides by."""
-        low, high = (-pad, side + pad) if counted else (0, side)
-        if start.low >= low and start.high + size <= high:
-            return str(size)
-        first = f"(int)({self.index(start)})"
-        return f"(least({first} + {size}, {high}) - most({first}, {low}))"

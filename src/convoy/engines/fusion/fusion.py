@@ -12,8 +12,9 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
-from convoy.engines.fusion.kernel_code import KERNEL, KernelCode, kernel_of
-from convoy.engines.gpu.device_tensors import aligned
+from convoy.engines.fusion.kernel_code import FusionCode, code_of
+from convoy.engines.fusion.stages import UNITS
+from convoy.engines.gpu.device_tensors import aligned, scratch
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer
 from convoy.engines.subgraph import parse_subgraph, torch_format, torch_support
 from convoy.errors import LaunchError
@@ -26,7 +27,6 @@ LEAST_CAPABILITY: Final = 80
 """bf16 conversions need it."""
 
 _LAUNCH_US: Final = 1.5
-_UNITS: Final = 132
 _BYTES_US: Final = 2.4e6
 """Bytes a microsecond that an H100's memory gives."""
 
@@ -36,18 +36,19 @@ _BLOCK_BYTES_US: Final = 5e4
 _MOVES_OR_REDUCES: Final = frozenset({
     "cat", "stack", "split", "split_with_sizes", "chunk", "adaptive_avg_pool2d", "avg_pool2d", "max_pool2d",
     "max_pool2d_with_indices", "mean", "sum", "amax", "softmax", "_softmax", "log_softmax", "_log_softmax",
-    "layer_norm", "native_layer_norm", "rms_norm", "batch_norm", "upsample_nearest1d", "upsample_nearest2d",
-    "upsample_nearest3d", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "glu",
+    "layer_norm", "native_layer_norm", "rms_norm", "batch_norm", "upsample_bilinear2d", "upsample_nearest1d",
+    "upsample_nearest2d", "upsample_nearest3d", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "glu",
 })  # fmt: skip
 """Operators that gain by a kernel of their own: ATen takes several launches, or does not read whole vectors."""
 
 
 class FusionExecutable(Executable):
-    """The kernel of one subgraph."""
+    """The kernels of one subgraph."""
 
-    def __init__(self, engine: str, problem: SubgraphProblem, code: KernelCode, target: Target) -> None:
+    def __init__(self, engine: str, problem: SubgraphProblem, code: FusionCode, target: Target) -> None:
         graph = parse_subgraph(problem.text)
         self._engine, self.code = engine, code
+        self.workspace_bytes = code.workspace_bytes
         self._formats = [
             torch_format(problem.layout, len(graph.values[name].spec.shape)) for name in (*graph.inputs, *graph.outputs)
         ]
@@ -56,20 +57,25 @@ class FusionExecutable(Executable):
         half = all(graph.values[name].spec.dtype != "fp32" for name in graph.outputs)
         options = ("--prec-div=false", "--prec-sqrt=false") if half else ()
         cubin, self.log = compile_cubin(engine, code.source, target, options)
-        self.function = Function(engine, cubin, KERNEL, shared_bytes=0)
+        self.functions = [Function(engine, cubin, kernel.name, shared_bytes=0) for kernel in code.kernels]
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Contiguous, at addresses that vectors can be read from."""
         return tuple(aligned(tensor.detach().contiguous()) for tensor in constants)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """One launch."""
-        del workspace
+        """One kernel after another."""
         args = [self._checked(f"argument {place}", t, place) for place, t in enumerate(buffers.args)]
         results = [self._checked(f"result {place}", t, self._inputs + place) for place, t in enumerate(buffers.results)]
-        arguments = [pointer(tensor) for tensor in (*args, *buffers.constants, *results)]
+        places = {f"x{place}": pointer(tensor) for place, tensor in enumerate(args)}
+        places |= {f"c{place}": pointer(tensor) for place, tensor in enumerate(buffers.constants)}
+        places |= {f"y{place}": pointer(tensor) for place, tensor in enumerate(results)}
+        if (held := scratch(workspace, self.workspace_bytes)) is not None:
+            places |= {f"w{place}": pointer(held[offset:]) for place, offset in enumerate(self.code.offsets)}
         device = results[0].device.index or 0
-        self.function.launch(device, self.code.blocks, self.code.threads, arguments, dependent=self._dependent)
+        for kernel, function in zip(self.code.kernels, self.functions, strict=True):
+            arguments = [places[name] for name in kernel.parameters]
+            function.launch(device, kernel.blocks, kernel.threads, arguments, dependent=self._dependent)
 
     def _checked(self, role: str, tensor: torch.Tensor | None, place: int) -> torch.Tensor:
         """The tensor, dense in the problem's memory format and aligned; raises LaunchError otherwise."""
@@ -104,16 +110,21 @@ class FusionEngine(Engine):
         graph = parse_subgraph(problem.text)
         if not _is_worthwhile(graph):
             return Support.no(f"is no faster than ATen for a single {graph.nodes[0].op}")
-        code = kernel_of(problem.text, problem.layout, target.units)
+        code = code_of(problem.text, problem.layout)
         return Support.no(code) if isinstance(code, str) else Support.yes()
 
-    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
-        """A launch and a pass over memory, by as many multiprocessors as have a block."""
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """Values between kernels."""
         del knobs
-        code = _known(problem, target)
-        share = max(target.units, 1) / _UNITS
-        rate = min(_BYTES_US * share, code.blocks * _BLOCK_BYTES_US)
-        return _LAUNCH_US + problem.bytes_min / rate
+        return _known(problem).workspace_bytes
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """Launches and a pass over memory, by as many multiprocessors as have a block."""
+        del knobs
+        code = _known(problem)
+        share = max(target.units, 1) / UNITS
+        rate = min(_BYTES_US * share, max(kernel.blocks for kernel in code.kernels) * _BLOCK_BYTES_US)
+        return _LAUNCH_US * len(code.kernels) + problem.bytes_min / rate
 
     def samples(self) -> Sequence[Problem]:
         """A global mean, and a gate."""
@@ -137,7 +148,7 @@ class FusionEngine(Engine):
         """Generate and compile; needs no GPU."""
         del knobs
         assert isinstance(problem, SubgraphProblem)
-        return FusionExecutable(self.id, problem, _known(problem, target), target)
+        return FusionExecutable(self.id, problem, _known(problem), target)
 
 
 def _is_worthwhile(graph: Graph) -> bool:
@@ -152,10 +163,10 @@ def _is_worthwhile(graph: Graph) -> bool:
     return len(shapes) > 1 and not moves_only
 
 
-def _known(problem: Problem, target: Target) -> KernelCode:
+def _known(problem: Problem) -> FusionCode:
     assert isinstance(problem, SubgraphProblem)
-    code = kernel_of(problem.text, problem.layout, target.units)
-    assert isinstance(code, KernelCode)
+    code = code_of(problem.text, problem.layout)
+    assert isinstance(code, FusionCode)
     return code
 
 

@@ -46,10 +46,10 @@ DEVICE unsigned block_index() { return blockIdx.x; }
 DEVICE void block_sync() { __syncthreads(); }
 DEVICE float shfl_xor(float v, int distance) { return __shfl_xor_sync(0xffffffffu, v, distance); }
 
-// Programmatic dependent launch: the next kernel may start; this one reads nothing before the kernel in front has ended.
+// Programmatic dependent launch: this kernel reads and writes nothing before the one in front has ended; then the next may start.
 DEVICE void begin_kernel() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

@@ -58,6 +58,8 @@ DEVICE float op_elu(float v, float alpha, float scale, float input_scale) {
   return v > 0.f ? v * scale : v <= 0.f ? expm1f(v * input_scale) * alpha * scale : v;
 }
 
+DEVICE float between(float a, float b, float share) { return a * (1.f - share) + b * share; }
+
 DEVICE float op_round_fp16(float v) { return to_float(from_float<Half>(v)); }
 DEVICE float op_round_bf16(float v) { return to_float(from_float<BFloat>(v)); }
 

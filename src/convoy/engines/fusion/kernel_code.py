@@ -1,7 +1,9 @@
-"""The CUDA C of one subgraph: sections of blocks, one after another in one kernel."""
+"""The CUDA C of one subgraph: kernels of sections of blocks, mostly a single kernel of one section."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -9,14 +11,20 @@ from typing import Final
 
 from convoy.engines.fusion.emitter import CPP_TYPE
 from convoy.engines.fusion.lowering import LoweredSubgraph, lower
-from convoy.engines.fusion.row_sections import row_section
-from convoy.engines.fusion.sections import KernelSection, loop_sections, results_of
-from convoy.engines.fusion.tensors import NotFusibleError, Reduced, Tensor, Windowed, reachable
+from convoy.engines.fusion.row_sections import row_section, rows_of
+from convoy.engines.fusion.sections import KernelSection, Result, loop_sections, results_of
+from convoy.engines.fusion.stages import (
+    UNITS,
+    Cut,
+    is_reducing,
+    pooling_cut,
+    reduction_cut,
+    split_cut,
+    substituted,
+)
+from convoy.engines.fusion.tensors import Input, NotFusibleError, reachable
 from convoy.engines.hopper.nvrtc_source import CudaSource
 from convoy.engines.subgraph import parse_subgraph
-
-KERNEL: Final = "fusion"
-"""Name of every kernel."""
 
 HEADERS: Final = ("fusion_device.cuh", "fusion_operators.cuh")
 
@@ -26,31 +34,57 @@ _THREADS: Final = 128
 MOST_VALUES: Final = 2000
 """Values of a subgraph: a kernel of more would take long to compile."""
 
+MOST_KERNELS: Final = 4
+
+_ALIGNMENT: Final = 256
+"""Bytes to which values in the workspace are aligned."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelCode:
     """One kernel.
 
     Attributes:
-        text: of the kernel alone, without headers.
+        name: of the function.
+        text: of the function.
+        parameters: what its pointers are: `x0` an argument, `c0` a constant, `y0` a result, `w0` a value in the workspace.
         threads: of a block.
         blocks: of the grid.
         widths: elements of a vector, by section.
         by_lane: values that are computed element by element in vectors.
+        row_blocks: blocks of the section with reductions; 0 where there is none.
     """
 
+    name: str
     text: str
+    parameters: tuple[str, ...]
     threads: int
     blocks: int
     widths: tuple[int, ...]
     by_lane: int
+    row_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class FusionCode:
+    """The kernels of a subgraph, in order.
+
+    Attributes:
+        kernels: the kernels.
+        offsets: where the values `w0`, `w1`, ... begin in the workspace, bytes.
+        workspace_bytes: of the workspace.
+    """
+
+    kernels: tuple[KernelCode, ...]
+    offsets: tuple[int, ...] = ()
+    workspace_bytes: int = 0
 
     @property
     def source(self) -> CudaSource:
         """For NVRTC."""
         includes = "".join(f"#include <{name}>\n" for name in HEADERS)
         headers = tuple((name, header_text(name)) for name in HEADERS)
-        return CudaSource(f"{KERNEL}.cu", includes + self.text, headers)
+        return CudaSource("fusion.cu", includes + "\n".join(kernel.text for kernel in self.kernels), headers)
 
 
 def header_text(name: str) -> str:
@@ -59,37 +93,74 @@ def header_text(name: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def kernel_of(text: str, layout: str, units: int) -> KernelCode | str:
-    """The kernel of a subgraph, or why there is none.
+def code_of(text: str, layout: str) -> FusionCode | str:
+    """The kernels of a subgraph, or why there are none.
 
     Args:
         text: the subgraph, as text.
         layout: the memory format of its arguments and results.
-        units: multiprocessors of the device.
     """
     try:
-        return generate(lower(parse_subgraph(text), layout), units)
+        return generate(lower(parse_subgraph(text), layout))
     except NotFusibleError as error:
         return str(error)
 
 
-def generate(lowered: LoweredSubgraph, units: int) -> KernelCode:
-    """The kernel of a subgraph.
+def generate(lowered: LoweredSubgraph) -> FusionCode:
+    """The kernels of a subgraph.
 
     Raises:
-        NotFusibleError: it needs more than one kernel.
+        NotFusibleError: it is too large, or needs too many kernels.
     """
-    results = results_of(lowered)
-    _check_size([result.tensor for result in results])
-    reducing = [r for r in results if any(isinstance(each, Reduced) for each in reachable([r.tensor]))]
-    others = [result for result in results if result not in reducing]
+    pending = results_of(lowered)
+    if len(values := reachable([result.tensor for result in pending])) > MOST_VALUES:
+        raise NotFusibleError(f"computes up to {MOST_VALUES} values in a kernel, got {len(values)}")
+    kernels: list[KernelCode] = []
+    written: list[Result] = []
+    while len(kernels) < MOST_KERNELS:
+        name = f"fusion{len(kernels)}"
+        done = _next(name, pending, lowered.layout, len(written))
+        if isinstance(done, KernelCode):
+            return _with_workspace([*kernels, done], written)
+        ready = [each for each in pending if not is_reducing(each.tensor) and not _reads(each, done)]
+        kernels.append(_kernel(name, [*done.written, *ready]))
+        written += done.written
+        pending = substituted([each for each in pending if each not in ready], done.replaced)
+    raise NotFusibleError(f"needs more than {MOST_KERNELS} kernels")
+
+
+def _next(name: str, results: Sequence[Result], layout: str, number: int) -> KernelCode | Cut:
+    """The kernel of all results, or the cut that is needed before."""
+    if (cut := pooling_cut(results, layout, number)) is not None:
+        return cut
+    reducing = [result for result in results if is_reducing(result.tensor)]
+    if not reducing:
+        return _kernel(name, results)
+    try:
+        found = _kernel(name, results)
+        rows = rows_of([result.tensor for result in reducing])
+    except NotFusibleError:
+        return reduction_cut(results, number)
+    return split_cut(rows, found.row_blocks, number) or found
+
+
+def _reads(result: Result, cut: Cut) -> bool:
+    return any(id(each) in cut.replaced for each in reachable([result.tensor]))
+
+
+def _kernel(name: str, results: Sequence[Result]) -> KernelCode:
+    """One kernel: results with reductions first, then the others."""
+    reducing = [result for result in results if is_reducing(result.tensor)]
     sections: list[KernelSection] = []
     threads = _THREADS
     if reducing:
-        section, threads = row_section(reducing, units)
+        section, threads = row_section(rows_of([result.tensor for result in reducing]), reducing, UNITS)
         sections.append(section)
-    sections += loop_sections(others, threads)
-    lines = _head(lowered, threads)
+    sections += loop_sections([result for result in results if result not in reducing], threads)
+    inputs = {each.parameter: each for each in reachable([r.tensor for r in results]) if isinstance(each, Input)}
+    read = [f"{_pointer(each.dtype, each.parameter[0] == 'c')} {each.parameter}" for each in inputs.values()]
+    stored = [f"{CPP_TYPE[result.dtype]}* RESTRICT {result.parameter}" for result in results]
+    lines = [f"KERNEL({threads}) {name}({', '.join([*read, *stored])}) {{", "  begin_kernel();"]
     begin = 0
     for place, section in enumerate(sections):
         last = place == len(sections) - 1
@@ -99,22 +170,25 @@ def generate(lowered: LoweredSubgraph, units: int) -> KernelCode:
         lines += [f"  {line}" for line in section.lines]
         lines.append("  }")
         begin += section.blocks
-    lines.append("}")
-    by_lane = sum(section.by_lane for section in sections)
-    return KernelCode("\n".join(lines) + "\n", threads, begin, tuple(s.width for s in sections), by_lane)
+    text = "\n".join([*lines, "}"]) + "\n"
+    parameters = (*inputs, *(result.parameter for result in results))
+    widths, by_lane = tuple(section.width for section in sections), sum(section.by_lane for section in sections)
+    return KernelCode(name, text, parameters, threads, begin, widths, by_lane, sections[0].blocks if reducing else 0)
 
 
-def _head(lowered: LoweredSubgraph, threads: int) -> list[str]:
-    """The kernel's name and parameters, and its first line."""
-    read = [f"const {CPP_TYPE[tensor.dtype]}* RESTRICT {tensor.parameter}" for tensor in lowered.inputs]
-    written = [f"{CPP_TYPE[spec.dtype]}* RESTRICT y{place}" for place, spec in enumerate(lowered.result_specs)]
-    return [f"KERNEL({threads}) {KERNEL}({', '.join([*read, *written])}) {{", "  begin_kernel();"]
+def _pointer(dtype: str, constant: bool) -> str:
+    """The type of a pointer to values that are read.
+
+    Only constants may be read past the caches' coherence (`RESTRICT`): with programmatic dependent launch a kernel begins before
+    the one in front of it has written its results.
+    """
+    return f"const {CPP_TYPE[dtype]}*{' RESTRICT' if constant else ''}"
 
 
-def _check_size(results: list[Tensor]) -> None:
-    values = reachable(results)
-    if len(values) > MOST_VALUES:
-        raise NotFusibleError(f"computes up to {MOST_VALUES} values in a kernel, got {len(values)}")
-    for each in values:
-        if isinstance(each, Windowed) and any(isinstance(inner, Windowed) for inner in reachable([each.of])):
-            raise NotFusibleError("computes one pooling in a kernel, not one of another's results")
+def _with_workspace(kernels: Sequence[KernelCode], written: Sequence[Result]) -> FusionCode:
+    """The kernels with the places of their values in the workspace."""
+    offsets, size = [0] * len(written), 0
+    for place, result in enumerate(written):
+        offsets[place] = size
+        size += -(-4 * math.prod(result.tensor.shape) // _ALIGNMENT) * _ALIGNMENT
+    return FusionCode(tuple(kernels), tuple(offsets), size)

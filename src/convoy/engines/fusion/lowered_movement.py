@@ -7,10 +7,11 @@ from itertools import accumulate
 from typing import Final
 
 from convoy.engines.fusion.lowered_elementwise import constant
-from convoy.engines.fusion.node_call import NEEDED, NodeCall, dimension, integer, integers
+from convoy.engines.fusion.node_call import NEEDED, NodeCall, dimension, integer, integers, numeric
 from convoy.engines.fusion.tensors import (
     Broadcast,
     Concatenated,
+    Interpolated,
     NotFusibleError,
     Permuted,
     Repeated,
@@ -147,6 +148,24 @@ def _nearest(call: NodeCall) -> Tensor:
     return Repeated(shape, tensor, factors)
 
 
+def _bilinear(call: NodeCall) -> Tensor:
+    """Bilinear upsampling of images."""
+    if call.overload == "vec":
+        x, _, align, factors = call.read(x=NEEDED, size=None, align=NEEDED, factors=None)
+        given = _numbers(factors) or [0.0, 0.0]
+    else:
+        x, _, align, *sides = call.read(x=NEEDED, size=NEEDED, align=NEEDED, scale_h=None, scale_w=None)
+        given = [float(side) if isinstance(side, int | float) else 0.0 for side in sides]
+    tensor, shape = call.tensor(x), call.spec.shape
+    scales: list[float] = []
+    for before, after, factor in zip(tensor.shape[2:], shape[2:], given, strict=True):
+        if align:
+            scales.append((before - 1) / (after - 1) if after > 1 else 0.0)
+        else:
+            scales.append(1.0 / factor if factor > 0 else before / after)
+    return Interpolated(shape, tensor, (numeric(scales[0]), numeric(scales[1])), bool(align))
+
+
 def _numbers(arg: Arg) -> list[float]:
     items = arg if isinstance(arg, tuple) else (arg,)
     return [float(item) for item in items if isinstance(item, int | float)]
@@ -214,6 +233,7 @@ MOVEMENT: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"), _view),
     **dict.fromkeys(("split", "split_with_sizes", "chunk"), _split),
     **dict.fromkeys(("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"), _nearest),
+    "upsample_bilinear2d": _bilinear,
     "permute": _permute,
     "transpose.int": _transpose,
     "t": _transpose,

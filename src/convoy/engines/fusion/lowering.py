@@ -35,12 +35,14 @@ class LoweredSubgraph:
         results: its results, in order.
         result_specs: their shapes and dtypes.
         result_strides: where their elements lie.
+        layout: the memory format of arguments and results.
     """
 
     inputs: tuple[Input, ...]
     results: tuple[Tensor, ...]
     result_specs: tuple[TensorSpec, ...]
     result_strides: tuple[tuple[int, ...], ...]
+    layout: str
 
 
 def dense_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
@@ -93,7 +95,7 @@ def lower(graph: Graph, layout: str) -> LoweredSubgraph:
     for spec in specs:
         _check_stored(spec)
     strides = tuple(dense_strides(spec.shape, layout) for spec in specs)
-    return LoweredSubgraph(inputs, tuple(known[name] for name in graph.outputs), specs, strides)
+    return LoweredSubgraph(inputs, tuple(known[name] for name in graph.outputs), specs, strides, layout)
 
 
 def _check_stored(spec: TensorSpec) -> None:

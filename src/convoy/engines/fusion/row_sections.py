@@ -18,7 +18,7 @@ from convoy.engines.fusion.code_text import LANE, Operand, literal
 from convoy.engines.fusion.emitter import Emitter, KnownReduction
 from convoy.engines.fusion.index_math import Index, Var, number, taken_apart, variable
 from convoy.engines.fusion.sections import KernelSection, Result, store, widths
-from convoy.engines.fusion.tensors import Coordinates, NotFusibleError, Reduced, reachable
+from convoy.engines.fusion.tensors import Coordinates, NotFusibleError, Reduced, Tensor, reachable
 
 MOST_THREADS: Final = 512
 """Threads of a block that share a row."""
@@ -81,13 +81,13 @@ class Shares:
     rows: int
 
 
-def rows_of(results: Sequence[Result]) -> RowLayout:
-    """What results with reductions have in common.
+def rows_of(tensors: Sequence[Tensor]) -> RowLayout:
+    """What values with reductions have in common.
 
     Raises:
         NotFusibleError: reductions of different rows.
     """
-    reductions = tuple(each for each in reachable([r.tensor for r in results]) if isinstance(each, Reduced))
+    reductions = tuple(each for each in reachable(tensors) if isinstance(each, Reduced))
     shape, dims = reductions[0].of.shape, reductions[0].dims
     if any((each.of.shape, each.dims) != (shape, dims) for each in reductions):
         raise NotFusibleError("computes reductions over the same dimensions of one shape in a kernel")
@@ -111,17 +111,17 @@ def rows_of(results: Sequence[Result]) -> RowLayout:
     )
 
 
-def row_section(results: Sequence[Result], units: int) -> tuple[KernelSection, int]:
+def row_section(rows: RowLayout, results: Sequence[Result], units: int) -> tuple[KernelSection, int]:
     """A section for results that read reductions, and the threads of its blocks.
 
     Args:
+        rows: their rows.
         results: all of them.
         units: multiprocessors of the device, which blocks should fill.
 
     Raises:
         NotFusibleError: results whose elements do not belong to rows.
     """
-    rows = rows_of(results)
     side = rows.shape[(rows.inner if rows.along else rows.kept or rows.inner)[-1]]
     found: tuple[KernelSection, int] | None = None
     for width in [each for each in widths(results) if side % each == 0]:

@@ -177,6 +177,25 @@ class Windowed(Tensor):
         yield self.of
 
 
+@dataclass(frozen=True, eq=False)
+class Interpolated(Tensor):
+    """Bilinear upsampling of the last two of four dimensions.
+
+    Attributes:
+        of: the value.
+        scales: what a step of the result is in steps of the value, down and across.
+        align_corners: whether the corners' centres coincide, rather than the corners.
+    """
+
+    of: Tensor
+    scales: tuple[float, float]
+    align_corners: bool
+
+    def reads(self) -> Iterator[Tensor]:
+        """The value."""
+        yield self.of
+
+
 ReductionKind = Literal["sum", "max"]
 
 

@@ -150,6 +150,45 @@ def upsampled(shape, factor, dtype="fp16", layout="nhwc"):
     return b.problem(b.op("cat.default", (up, b.given(n, c, h * factor, w * factor)), 1))
 
 
+def bilinear(shape, size, align, dtype="fp16", layout="nhwc"):
+    """Bilinear upsampling behind an activation, added to a skip connection."""
+    b = Builder(dtype, layout)
+    up = b.op("upsample_bilinear2d.default", b.op("relu.default", b.given(*shape)), size, align)
+    return b.problem(b.op("add.Tensor", up, b.given(*shape[:2], *size)))
+
+
+def pools(shape, dtype="fp16", layout="nhwc", count=2):
+    """Spatial pyramid pooling of YOLO: each pooling reads the one before."""
+    b = Builder(dtype, layout)
+    names = [b.op("silu.default", b.given(*shape))]
+    for _ in range(count):
+        names.append(b.op("max_pool2d.default", names[-1], (5, 5), (1, 1), (2, 2)))
+    return b.problem(b.op("cat.default", tuple(names), 1))
+
+
+def head(shape, dtype="fp16", layout="nhwc"):
+    """ConvNeXt's head: a global mean, a layer norm and a view."""
+    b = Builder(dtype, layout)
+    x = b.given(*shape)
+    weight, bias = (b.given(shape[1], kind="constant") for _ in range(2))
+    m = b.op("adaptive_avg_pool2d.default", b.op("add.Tensor", x, b.given(*shape)), (1, 1))
+    p = b.op("permute.default", m, (0, 2, 3, 1))
+    n = b.op("layer_norm.default", p, (shape[1],), weight, bias, 1e-6, False)
+    return b.problem(b.op("view.default", b.op("permute.default", n, (0, 3, 1, 2)), shape[:2]))
+
+
+def response_norm(shape, dtype="fp16", layout="nhwc"):
+    """ConvNeXt V2's global response normalisation."""
+    b = Builder(dtype, layout)
+    x = b.given(*shape)
+    weight = b.given(1, shape[1], 1, 1, kind="constant")
+    squares = b.op("sum.dim_IntList", b.op("mul.Tensor", x, x), (2, 3), True)
+    size = b.op("sqrt.default", squares)
+    share = b.op("div.Tensor", size, b.op("add.Scalar", b.op("mean.dim", size, (1,), True), 1e-6))
+    scaled = b.op("mul.Tensor", b.op("mul.Tensor", x, share), weight)
+    return b.problem(b.op("add.Tensor", scaled, x))
+
+
 def pixels(shape, factor, dtype="fp16", layout="nhwc"):
     """Pixel shuffle, and back."""
     b = Builder(dtype, layout)
@@ -202,6 +241,17 @@ CASES = {
     "softmax, rows": softmax((5, 1000), 1, "fp32"),
     "upsampling": upsampled((2, 16, 3, 4), 2),
     "upsampling, nchw": upsampled((1, 5, 3, 3), 3, "fp32", "nchw"),
+    "bilinear": bilinear((1, 16, 4, 5), (8, 10), False),
+    "bilinear, corners": bilinear((2, 3, 4, 5), (9, 7), True, "fp32", "nchw"),
+    "bilinear, one row": bilinear((1, 8, 1, 3), (4, 5), True, "bf16"),
+    "poolings": pools((1, 16, 6, 5)),
+    "poolings, nchw": pools((2, 3, 5, 4), "fp32", "nchw"),
+    "head": head((1, 96, 5, 3)),
+    "head, nchw": head((2, 40, 4, 3), "fp32", "nchw"),
+    "response norm": response_norm((2, 24, 3, 4)),
+    "response norm, nchw": response_norm((2, 24, 3, 4), "fp32", "nchw"),
+    "mean in parts": mean((1, 16, 112, 20), before="silu.default"),
+    "mean in parts, nchw": mean((1, 2, 112, 256), "bf16", "nchw"),
     "pixel shuffle": pixels((1, 48, 3, 2), 2),
     "pixel shuffle, nchw": pixels((2, 18, 2, 3), 3, "fp32", "nchw"),
     "padding": padded((1, 8, 5, 4), (1, 2, 0, 3)),

@@ -7,34 +7,37 @@ from pathlib import Path
 
 import torch
 
-from convoy.engines.fusion.kernel_code import KernelCode, header_text, kernel_of
+from convoy.engines.fusion.kernel_code import FusionCode, code_of, header_text
 from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.accuracy import check, make_data, oracle
 from convoy.measurement.data import in_layout, result_specs
 
 DEVICE = Path(__file__).with_name("device")
-UNITS = 132
 GXX = ["g++", "-std=c++17", "-O0", "-w", "-fPIC", "-shared"]
 
 
-def code_of(problem, units=UNITS):
-    """A problem's kernel; fails with the reason where there is none."""
-    found = kernel_of(problem.text, problem.layout, units)
-    assert isinstance(found, KernelCode), f"{found}\n{problem.text}"
+def code_for(problem):
+    """A problem's kernels; fails with the reason where there are none."""
+    found = code_of(problem.text, problem.layout)
+    assert isinstance(found, FusionCode), f"{found}\n{problem.text}"
     return found
 
 
 def library(folder, codes, changes=()):
-    """A library with a function `run_N` for each kernel; `changes` are faults, (before, after) in any text."""
+    """A library with a function `run_N` for each subgraph; `changes` are faults, (before, after) in any text."""
     operators = header_text("fusion_operators.cuh")
     text = '#include "fusion_device.cuh"\n' + operators.replace("#pragma once", "")
     for number, code in enumerate(codes):
-        parameters = re.search(r"fusion\((.*)\) \{", code.text)[1].split(", ")
-        casts = ", ".join(f"({p.rsplit(' ', 1)[0].replace('RESTRICT', '')})a[{i}]" for i, p in enumerate(parameters))
-        text += f"namespace n{number} {{\n{code.text}\nstatic void call(void **a) {{ fusion({casts}); }}\n}}\n"
-        text += (
-            f'extern "C" void run_{number}(void **a) {{ launch({code.blocks}, {code.threads}, n{number}::call, a); }}\n'
-        )
+        text += f"namespace n{number} {{\n"
+        launches = ""
+        for kernel in code.kernels:
+            parameters = re.search(rf"{kernel.name}\((.*)\) \{{", kernel.text)[1].split(", ")
+            casts = [p.rsplit(" ", 1)[0].replace("RESTRICT", "") for p in parameters]
+            call = ", ".join(f"({cast})a[{place}]" for place, cast in enumerate(casts))
+            text += f"{kernel.text}\nstatic void call_{kernel.name}(void **a) {{ {kernel.name}({call}); }}\n"
+            launches += f"launch({kernel.blocks}, {kernel.threads}, n{number}::call_{kernel.name}, a);"
+            launches += f" a += {len(parameters)}; "
+        text += f'}}\nextern "C" void run_{number}(void **a) {{ {launches} }}\n'
     for before, after in changes:
         assert before in text, before
         text = text.replace(before, after)
@@ -46,19 +49,26 @@ def library(folder, codes, changes=()):
     return ctypes.CDLL(str(folder / "kernels.so"))
 
 
-def run(function, problem, data):
+def run(function, problem, data, code):
     """The results of one kernel, which were not numbers before."""
     results = [
         in_layout(torch.full(spec.shape, float("nan"), dtype=DTYPES[spec.dtype]), problem.layout)
         for spec in result_specs(problem)
     ]
-    tensors = [*data.args, *(t.contiguous() for t in data.constants), *results]
-    function((ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors)))
+    held = [torch.full((code.workspace_bytes // 4 + 4,), float("nan"))]  # one place behind the end is a guard
+    places = {f"x{place}": t.data_ptr() for place, t in enumerate(data.args)}
+    constants = [t.contiguous() for t in data.constants]
+    places |= {f"c{place}": t.data_ptr() for place, t in enumerate(constants)}
+    places |= {f"y{place}": t.data_ptr() for place, t in enumerate(results)}
+    places |= {f"w{place}": held[0].data_ptr() + offset for place, offset in enumerate(code.offsets)}
+    pointers = [places[name] for kernel in code.kernels for name in kernel.parameters]
+    function((ctypes.c_void_p * len(pointers))(*pointers))
+    assert held[0][code.workspace_bytes // 4 :].isnan().all()
     return results
 
 
 def judged(functions, problem, number, seed=1, kind="normal"):
     """The verdict on one kernel."""
     data = make_data(problem, seed, kind)
-    results = run(getattr(functions, f"run_{number}"), problem, data)
+    results = run(getattr(functions, f"run_{number}"), problem, data, code_for(problem))
     return check(problem, "direct", results, oracle(problem, data), kind, data=data)

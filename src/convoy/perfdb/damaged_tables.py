@@ -13,6 +13,7 @@ _TABLES: Final = {
     "measurements": STORED_COLUMNS,
     "texts": ("key", "text", "seal"),
     "targets": ("digest", "json", "seal"),
+    "plans": ("key", "json", "seal"),
 }
 
 MIN_ROW_BYTES: Final = 64

@@ -14,6 +14,7 @@ from convoy.perfdb import shipped, sql
 from convoy.perfdb.csv_rows import file_form
 from convoy.perfdb.location import checked_path, default_path
 from convoy.perfdb.merge import read_database
+from convoy.perfdb.plan_table import PlanTable
 from convoy.perfdb.record import check_digest, clip_reason, read_record, read_target, read_text, target_json, to_record
 from convoy.perfdb.row import Measurement, Status
 from convoy.perfdb.shipped import ShippedTables
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
 class Database:
     """Measurements by problem, target and protocol. Use `open`; it is a context manager, safe for threads, processes and forks.
 
-    A fault of the file never ends a session: see `warnings` and `in_memory`.
+    A fault of the file never ends a session: see `warnings` and `in_memory`. `plans` holds what finished searches chose.
     """
 
     def __init__(self, path: Path | None, *, shipped: bool, create: bool = True) -> None:
         self._store = DatabaseFile(path, create=create)
         self._with_shipped = shipped
         self._tables = ShippedTables(self.warnings)
+        self.plans = PlanTable(self._store)
 
     @staticmethod
     def open(path: Path | None = None, *, shipped: bool = True, create: bool = True) -> Database:
@@ -205,6 +207,7 @@ class Database:
             size_bytes=path.stat().st_size if path is not None and exists else 0,
             measurements=self.count(),
             texts=len(read(lambda connection: sql.select_pairs(connection, "texts"))),
+            plans=len(self.plans.keys()),
             status=read(lambda connection: sql.count_by(connection, "status")),
             engine=read(lambda connection: sql.count_by(connection, "engine")),
             target=read(lambda connection: sql.count_by(connection, "target")),

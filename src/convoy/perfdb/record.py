@@ -255,7 +255,7 @@ def seal_row(record: Mapping[str, Any]) -> int:
 
 
 def seal_pair(table: str, key: str, text: str) -> int:
-    """CRC-32 of a row of the tables `texts` and `targets`."""
+    """CRC-32 of a row of the tables `texts`, `targets` and `plans`."""
     return _crc([table, key, text])
 
 

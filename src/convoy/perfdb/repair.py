@@ -32,7 +32,7 @@ _BESIDE = ("-wal", "-shm", "-journal")
 
 @dataclass(slots=True)
 class FileContents:
-    """The contents of a database file: rows as records (oldest first), texts by problem, targets by digest.
+    """The contents of a database file: rows as records (oldest first), texts by problem, targets by digest, plans by key.
 
     `damage` says what is wrong with the file; empty for a whole file.
     """
@@ -40,6 +40,7 @@ class FileContents:
     records: list[dict[str, ColumnValue]] = field(default_factory=list[dict[str, ColumnValue]])
     texts: dict[str, str] = field(default_factory=dict[str, str])
     targets: dict[str, str] = field(default_factory=dict[str, str])
+    plans: dict[str, str] = field(default_factory=dict[str, str])
     damage: str = ""
 
     def write(self, connection: sqlite3.Connection) -> None:
@@ -48,6 +49,7 @@ class FileContents:
             sql.put_records(connection, self.records)
             sql.put_pairs(connection, "texts", self.texts)
             sql.put_pairs(connection, "targets", self.targets)
+            sql.put_pairs(connection, "plans", self.plans)
 
 
 def open_sound(path: Path, *, write_ahead: bool, timeout_s: float = 30.0) -> sqlite3.Connection:
@@ -142,6 +144,7 @@ def read_contents(path: Path) -> FileContents:
                     list(sql.select_records(connection)),
                     sql.select_pairs(connection, "texts"),
                     sql.select_pairs(connection, "targets"),
+                    sql.select_pairs(connection, "plans"),
                 )
         return _readable_contents(path)  # an older version, which lacks columns or tables
     except FILE_ERRORS as error:
@@ -158,7 +161,8 @@ def _readable_contents(path: Path) -> FileContents:
         for values in readable_rows(connection, "measurements"):
             with suppress(DamagedFileError):
                 contents.records.append(verified_record(values))
-        for table, pairs in (("texts", contents.texts), ("targets", contents.targets)):
+        held = (("texts", contents.texts), ("targets", contents.targets), ("plans", contents.plans))
+        for table, pairs in held:
             for values in readable_rows(connection, table):
                 with suppress(DamagedFileError, ValueError):
                     key, text = verified_pair(table, values)

@@ -1,4 +1,4 @@
-"""The SQL statements of the database: schema, migrations, and functions that run them on a connection.
+"""The SQL statements of the database: functions that run them on a connection.
 
 Functions raise `DamagedFileError` for damaged contents and let `sqlite3.Error` through; `faults` classifies those.
 """
@@ -6,7 +6,7 @@ Functions raise `DamagedFileError` for damaged contents and let `sqlite3.Error` 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -15,64 +15,10 @@ from convoy.errors import InputError
 from convoy.perfdb.faults import DamagedFileError
 from convoy.perfdb.record import COLUMNS, KEY_COLUMNS, ColumnValue, seal_pair, seal_row
 from convoy.perfdb.row import Measurement
+from convoy.perfdb.schema import APPLICATION_ID, MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from convoy.perfdb.stored import STORED_COLUMNS, verified_pair, verified_record, verified_rows
 
-APPLICATION_ID: Final = 0x436F6E76
-"""`Conv` in ASCII: marks a SQLite file as Convoy's, also for file(1)."""
-
 PAGE_BYTES: Final = 4096  # of new files
-
-SCHEMA_VERSION: Final = 2
-"""Stored in `PRAGMA user_version`. Version 1 had no table of targets and no application id."""
-
-SCHEMA: Final = """\
-CREATE TABLE measurements (
-  problem TEXT NOT NULL,
-  engine TEXT NOT NULL,
-  version INTEGER NOT NULL,
-  knobs TEXT NOT NULL,
-  target TEXT NOT NULL,
-  protocol TEXT NOT NULL,
-  status TEXT NOT NULL,
-  samples INTEGER NOT NULL,
-  median_us REAL NOT NULL,
-  spread_us REAL NOT NULL,
-  error REAL NOT NULL,
-  workspace_bytes INTEGER NOT NULL,
-  resident_bytes INTEGER NOT NULL,
-  deterministic INTEGER NOT NULL,
-  reason TEXT NOT NULL,
-  versions TEXT NOT NULL,
-  date TEXT NOT NULL,
-  seal INTEGER NOT NULL,
-  PRIMARY KEY (problem, target, protocol, engine, version, knobs)
-);
-CREATE TABLE texts (
-  key TEXT PRIMARY KEY,
-  text TEXT NOT NULL,
-  seal INTEGER NOT NULL
-);
-CREATE TABLE targets (
-  digest TEXT PRIMARY KEY,
-  json TEXT NOT NULL,
-  seal INTEGER NOT NULL
-);
-"""
-"""Tables of the present version. STRICT is not used, because it needs SQLite 3.37; WITHOUT ROWID is not used, because
-`damaged_tables` finds rows by rowid."""
-
-MIGRATIONS: Final[tuple[str, ...]] = (
-    f"""\
-CREATE TABLE targets (
-  digest TEXT PRIMARY KEY,
-  json TEXT NOT NULL,
-  seal INTEGER NOT NULL
-);
-PRAGMA application_id = {APPLICATION_ID};
-""",
-)
-"""`MIGRATIONS[i]` is the script that takes version i + 1 to version i + 2. It may append columns with a default (which no
-seal notices), add tables and indices; it never changes or moves a column."""
 
 _NAMES: Final = ", ".join(STORED_COLUMNS)
 _KEYS: Final = ", ".join(KEY_COLUMNS)
@@ -90,7 +36,8 @@ _FILTERS: Final = {
     "status": "status = ?",
     "target": "substr(target, 1, length(?)) = ?",
 }
-_PAIRS: Final = {"texts": ("key", "text"), "targets": ("digest", "json")}
+_PAIRS: Final = {"texts": ("key", "text"), "targets": ("digest", "json"), "plans": ("key", "json")}
+_MOST_PARAMETERS: Final = 500  # SQLite 3.31 takes 999
 
 
 _SETTINGS: Final = (f"page_size = {PAGE_BYTES}", "secure_delete = ON", "cell_size_check = ON", "trusted_schema = OFF")
@@ -229,7 +176,7 @@ def put_records(
 
 
 def put_pairs(connection: sqlite3.Connection, table: str, pairs: Mapping[str, str]) -> None:
-    """Write rows of `texts` or `targets`; a row with the same key is replaced."""
+    """Write rows of `texts`, `targets` or `plans`; a row with the same key is replaced."""
     key, text = _PAIRS[table]
     statement = (
         f"INSERT INTO {table} ({key}, {text}, seal) VALUES (?, ?, ?) "  # noqa: S608
@@ -272,7 +219,7 @@ def count_by(connection: sqlite3.Connection, column: str) -> dict[str, int]:
 
 
 def delete(connection: sqlite3.Connection, filters: Mapping[str, str]) -> int:
-    """Delete the rows that pass all filters; without filters, the texts and targets too. Returns the number of rows."""
+    """Delete the rows that pass all filters; without filters, the texts, targets and plans too. Returns the number of rows."""
     where, values = _where(filters)
     removed = connection.execute("DELETE FROM measurements" + where, values).rowcount  # noqa: S608
     if not filters:
@@ -293,8 +240,39 @@ def _where(filters: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
 
 
 def select_pairs(connection: sqlite3.Connection, table: str, key: str | None = None) -> dict[str, str]:
-    """Rows of `texts` or `targets`: all, or the one with a key."""
+    """Rows of `texts`, `targets` or `plans`: all, or the one with a key."""
     column, text = _PAIRS[table]
     where, values = (f" WHERE {column} = ?", (key,)) if key is not None else ("", ())
     statement = f"SELECT {column}, {text}, seal FROM {table}{where} ORDER BY {column}"  # noqa: S608
     return dict(verified_pair(table, found) for found in connection.execute(statement, values))
+
+
+def delete_plan(connection: sqlite3.Connection, key: str) -> None:
+    """Delete a plan, if it is there."""
+    connection.execute("DELETE FROM plans WHERE key = ?", (key,))
+
+
+def plan_keys(connection: sqlite3.Connection) -> list[str]:
+    """The keys of all plans, the oldest first."""
+    return [str(key) for (key,) in connection.execute("SELECT key FROM plans ORDER BY rowid")]
+
+
+def drop_oldest_plans(connection: sqlite3.Connection, kept: int) -> None:
+    """Delete all plans but the last ones that were added."""
+    oldest = "SELECT rowid FROM plans ORDER BY rowid DESC LIMIT -1 OFFSET ?"
+    connection.execute(f"DELETE FROM plans WHERE rowid IN ({oldest})", (kept,))  # noqa: S608 - a constant
+
+
+def sum_of_rows(connection: sqlite3.Connection, problems: Sequence[str] | None) -> tuple[int, int]:
+    """How many rows these problems have, or all of them, and the sum of their seals: equal sums, equal rows."""
+    statement = "SELECT count(*), coalesce(sum(seal), 0) FROM measurements"
+    if problems is None:
+        count, seals = connection.execute(statement).fetchone()
+        return int(count), int(seals)
+    rows = seals = 0
+    for begin in range(0, len(problems), _MOST_PARAMETERS):
+        part = problems[begin : begin + _MOST_PARAMETERS]
+        places = ", ".join("?" * len(part))
+        found = connection.execute(f"{statement} WHERE problem IN ({places})", tuple(part)).fetchone()
+        rows, seals = rows + int(found[0]), seals + int(found[1])
+    return rows, seals

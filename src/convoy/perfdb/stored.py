@@ -45,7 +45,7 @@ def verified_rows(found: Iterable[tuple[Any, ...]]) -> list[Measurement]:
 
 
 def verified_pair(table: str, values: tuple[Any, ...]) -> tuple[str, str]:
-    """Key and text from a row of `texts` or `targets`; raises DamagedFileError unless they are what was written."""
+    """Key and text from a row of `texts`, `targets` or `plans`; raises DamagedFileError unless they are what was written."""
     key, text, seal = values
     if not isinstance(key, str) or not isinstance(text, str) or seal_pair(table, key, text) != seal:
         raise DamagedFileError(f"a row of {table} differs from what was written")

@@ -43,6 +43,7 @@ class DatabaseInfo:
         size_bytes: size of the file.
         measurements: number of rows.
         texts: number of subgraph texts.
+        plans: number of plans of finished searches.
         status: number of rows by status.
         engine: number of rows by engine.
         target: number of rows by target digest.
@@ -58,6 +59,7 @@ class DatabaseInfo:
     size_bytes: int
     measurements: int
     texts: int
+    plans: int
     status: dict[str, int]
     engine: dict[str, int]
     target: dict[str, int]

@@ -142,7 +142,7 @@ def optimize_model(
     ):
         result = _tuned(stock, given, named, checked_name(name, stock), options, observer or display, deadline)
     result = dataclasses.replace(result, profile=recorder.profile())
-    late = "" if improving else overrun_note(deadline, result.summary.tuning.measured)
+    late = "" if improving else overrun_note(deadline, result.measured)
     for line in (*result.told, *filter(None, (late,))):
         warn_user(line)
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,16 +33,23 @@ class OptimizeResult:
     Attributes:
         program: the module to use instead of the stock one.
         plan: what it runs.
-        summary: everything that was found out, for the report and for `--json`.
+        found: the summary, or what reads it (that of a stored plan).
         told: what the user is to be warned of, a line each.
         profile: where the time of the call went.
+        measured: number of candidates that were measured.
     """
 
     program: OptimizedModule
     plan: Plan
-    summary: Summary
+    found: Summary | Callable[[], Summary]
     told: tuple[str, ...] = ()
     profile: TuningProfile = field(default_factory=TuningProfile)
+    measured: int = 0
+
+    @property
+    def summary(self) -> Summary:
+        """Everything that was found out, for the report and for `--json`."""
+        return self.found if isinstance(self.found, Summary) else self.found()
 
 
 def stock_result(

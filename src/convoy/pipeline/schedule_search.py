@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 
@@ -18,6 +19,9 @@ from convoy.program.bound_plan import BoundPlan
 from convoy.program.lifetimes import peak_bytes
 from convoy.program.runnable_program import eager_of
 from convoy.schedule import MAX_ORDERS
+
+LACK_OF_TIME: Final = "for lack of time"
+"""End of the note of a schedule that was not tried because a call's time was nearly up."""
 
 Clock = Callable[[Program, Program], tuple[end_to_end.Latency, end_to_end.Latency]]
 """Times the best program so far and another one in turn."""
@@ -90,7 +94,7 @@ class ScheduleSearch:
             return
         self._seen.add(_order(steps))
         if self._deadline.left_s <= self._longest_s:
-            self.notes.append(f"streams: {name} was not tried for lack of time")
+            self.notes.append(f"streams: {name} was not tried {LACK_OF_TIME}")
             return
         begin = time.monotonic()
         tried = self._timed(steps)

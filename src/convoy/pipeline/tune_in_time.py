@@ -19,6 +19,9 @@ from convoy.pipeline.check.verify_predicted import BuiltPlan, rebuild_until_veri
 from convoy.pipeline.measure_net import measure, prediction_notes
 from convoy.pipeline.net import Net
 from convoy.pipeline.observer import Observer, announce
+from convoy.pipeline.schedule_search import LACK_OF_TIME
+from convoy.pipeline.whole_rivals import LEAST_LEFT_S
+from convoy.plan import Plan
 from convoy.settings import Effort, Settings
 from convoy.tune import SearchResult
 
@@ -57,10 +60,12 @@ class TunedPlan:
     Attributes:
         built: the plan, with its program and the outcome of its check.
         found: the times that it was chosen from.
+        complete: whether the search was made to its end, so that another one would find the same.
     """
 
     built: BuiltPlan
     found: SearchResult
+    complete: bool = False
 
 
 def tune_in_time(
@@ -88,7 +93,8 @@ def tune_in_time(
     if deadline.left_s - reserve_s >= WHOLE_SHARE * build_s:
         reserve_s += build_s
     else:
-        tuner = dataclasses.replace(tuner, settings=without_slow_builds(settings))
+        fewer = without_slow_builds(settings)
+        tuner = dataclasses.replace(tuner, settings=fewer, shortened=fewer != settings)
     searching = deadline.earlier(reserve_s)
     if searching.is_over:
         return _cut(first, deadline)
@@ -117,6 +123,7 @@ class _Tuner:
     watch: Observer
     deadline: Deadline
     build: BuildStage
+    shortened: bool = False
 
     def tuned(self, settings: Settings, searching: Deadline) -> TunedPlan:
         found = measure(self.net, settings, self.database, self.watch, deadline=searching)
@@ -124,9 +131,26 @@ class _Tuner:
         def build(times: SearchResult) -> BuiltPlan:
             return self.build(times, settings, self.deadline)
 
-        return TunedPlan(
-            *rebuild_until_verified(build, self.net, found, settings, self.database, self.watch, self.deadline)
+        built, found = rebuild_until_verified(
+            build, self.net, found, settings, self.database, self.watch, self.deadline
         )
+        return TunedPlan(built, found, self._is_complete(built, found))
+
+    def _is_complete(self, built: BuiltPlan, found: SearchResult) -> bool:
+        """Whether nothing was left out for lack of time, and the plan is right."""
+        return not self.shortened and not built.wrong and was_finished(built.plan, found, self.deadline)
+
+
+def was_finished(plan: Plan, found: SearchResult, deadline: Deadline) -> bool:
+    """Whether nothing was left out of a search for lack of time.
+
+    Args:
+        plan: what was found, with the notes of its schedules.
+        found: the times that it was chosen from.
+        deadline: that of the call.
+    """
+    left_out = any(note.endswith(LACK_OF_TIME) for note in plan.notes)
+    return not (found.cut or left_out or deadline.was_stopped) and deadline.left_s > LEAST_LEFT_S
 
 
 def without_slow_builds(settings: Settings) -> Settings:

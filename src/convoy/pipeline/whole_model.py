@@ -28,6 +28,9 @@ from convoy.pipeline.optimize_result import OptimizeResult
 from convoy.pipeline.plan_target import device_of, target_for
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
+from convoy.pipeline.stored_plans.plan_store import plan_store
+from convoy.pipeline.stored_plans.start import start_stored
+from convoy.pipeline.stored_plans.start_inference import InferenceStart
 from convoy.pipeline.summarize import CheckOutcome, summarize
 from convoy.pipeline.tune_in_time import TunedPlan, tune_in_time
 from convoy.pipeline.whole_rivals import fastest_of, rivals_of
@@ -72,19 +75,27 @@ def tune_whole(
             isolated = isolate(model, args, kwargs)
         net = captured_net(name, isolated, settings, target)
         with Database.open(settings.db) as database:
-            ceilings = ceilings_of(target, settings, deadline)
             clock = Stopwatch()
             net = with_counted_zeros(net, settings, watch)
+            store = plan_store("inference", database, net, settings)
+            start = InferenceStart(model, (args, kwargs), isolated, net, settings, tuner, clock)
+            started = start_stored(store, start)
+            if isinstance(started, OptimizeResult):
+                return started
+            ceilings = ceilings_of(target, settings, deadline)
             check = NetCheck(net, isolated, settings.effort)
             net = dataclasses.replace(net, original=None, ceilings=ceilings)  # the check has run the original
-            job = _Job(model, (args, kwargs), isolated, net, settings, ceilings, check, tuner)
+            job = _Job(model, (args, kwargs), isolated, net, settings, ceilings, check, tuner, started)
             tuned = tune_in_time(net, settings, database, watch, deadline, partial(job.build, database, clock, watch))
-        return job.conclude(tuned, deadline)
+            result = job.conclude(tuned, deadline)
+            if tuned.complete:
+                store.keep(result.plan, check.baseline_errors.rel_l2_error, result.summary)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A measured net, to be built and checked."""
+    """A measured net, to be built and checked. `not_started` says why a stored plan was not used."""
 
     model: nn.Module
     given: tuple[tuple[Any, ...], dict[str, Any]]
@@ -94,6 +105,7 @@ class _Job:
     ceilings: Peaks | None
     check: NetCheck
     tuner: Tuner
+    not_started: str = ""
 
     def build(
         self,
@@ -107,7 +119,7 @@ class _Job:
         """Select, build, and check against float64 and the clock."""
         net = self.net
         choice = select(net, found, settings)
-        seen = [line for line in (self.check.wrong, self.check.note) if line]
+        seen = [line for line in (self.not_started, self.check.wrong, self.check.note) if line]
         notes = [*seen, *prediction_notes(found), *ceiling_notes(self.ceilings), *database.warnings]
         planned = make_plan(net, choice, settings, notes, found)
         tuned_s = clock.seconds
@@ -164,4 +176,5 @@ class _Job:
             net, tuned.found, tuned.built.choice, plan, program, outcome, settings, tuned.built.tuned_s, timeline,
             ceilings=self.ceilings,
         )  # fmt: skip
-        return OptimizeResult(module, plan, summary, (self.check.wrong,) if self.check.wrong else ())
+        told = (self.check.wrong,) if self.check.wrong else ()
+        return OptimizeResult(module, plan, summary, told, measured=summary.tuning.measured)

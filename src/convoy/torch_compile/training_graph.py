@@ -33,15 +33,20 @@ from convoy.pipeline.observer import Observer
 from convoy.pipeline.plan_target import device_of, target_for
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
+from convoy.pipeline.stored_plans.plan_record import PlanRecord
+from convoy.pipeline.stored_plans.plan_store import plan_store
+from convoy.pipeline.stored_plans.start import build_stored, checked, start_stored
+from convoy.pipeline.tune_in_time import was_finished
 from convoy.plan import Plan
 from convoy.problem import image_layout
-from convoy.program import CudaGraphProgram
+from convoy.program import CudaGraphProgram, Program
 from convoy.program.recording import first_line
 from convoy.program.runnable_program import Runnable, eager_of
 from convoy.progress import shown
 from convoy.settings import Settings
 from convoy.torch_compile.dispatch_modes import without_modes
 from convoy.torch_compile.result_layout import ResultLayout, layout_of
+from convoy.torch_compile.stored_pass import PassStart, StartedPass
 from convoy.tune import SearchResult
 from convoy.user_warning import warn_user
 
@@ -135,28 +140,37 @@ class TracedGraph:
         settings = self._settings
         limited = memory_limited(device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(self._settings.db) as database:
+            store = plan_store(f"{self._name} pass of torch.compile", database, net, settings)
+            started = start_stored(store, PassStart(partial(self.start, net, args)))
+            if isinstance(started, StartedPass):
+                self.plan = started.plan
+                return started.runnable
             searching = deadline.earlier(CHECK_SHARE * deadline.left_s) if deadline.is_limited else deadline
             found = measure(net, self._settings, database, watch, deadline=searching)
             # Not before: among a forward pass's results are all activations that the backward pass reads.
             with torch.no_grad(), convolutions("as_torch", args[0].device):
                 exact, theirs = self._reference(captured, args)
                 stock = end_to_end.errors_against(theirs, exact)
-            build = partial(self._build, net, database, args, exact, stock, deadline)
-            built, _ = rebuild_until_verified(build, net, found, settings, database, watch, deadline)
-        best, slow = self._fastest(built.ways, args, deadline)
-        slow = "" if built.wrong else slow
-        stock_wrong = bool(stock_defects(net))
-        falls_back, note = end_to_end.falls_back(
-            slow, built.wrong, captured.as_pytorch, device, self._settings, stock_wrong
-        )
-        notes = (*built.plan.notes, note) if note else built.plan.notes
-        self.plan = dataclasses.replace(built.plan, baseline=falls_back, notes=notes)
+            build = partial(
+                self._build, net, [*filter(None, [started]), *database.warnings], args, exact, stock, deadline
+            )
+            built, found = rebuild_until_verified(build, net, found, settings, database, watch, deadline)
+            best, slow = self._fastest(built.ways, args, deadline)
+            slow = "" if built.wrong else slow
+            stock_wrong = bool(stock_defects(net))
+            falls_back, note = end_to_end.falls_back(
+                slow, built.wrong, captured.as_pytorch, device, self._settings, stock_wrong
+            )
+            notes = (*built.plan.notes, note) if note else built.plan.notes
+            self.plan = dataclasses.replace(built.plan, baseline=falls_back, notes=notes)
+            if not built.wrong and was_finished(self.plan, found, deadline):
+                store.keep(self.plan, stock.rel_l2_error, way=best)
         return None if falls_back else built.ways[best]
 
     def _build(
         self,
         net: Net,
-        database: Database,
+        known: Sequence[str],
         args: list[torch.Tensor],
         exact: list[torch.Tensor],
         stock: end_to_end.OutputErrors,
@@ -165,17 +179,48 @@ class TracedGraph:
     ) -> _Built:
         """Select, build, and check against what PyTorch's own run was held to."""
         choice = select(net, found, self._settings)
-        plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *database.warnings], found)
+        plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *known], found)
         plan, program = build_fastest(plan, net, self._settings, choice.problem, deadline=deadline)
+        ways = self._ways(program)
+        return _Built(plan, ways, self._why_wrong(ways["convoy"], args, exact, stock))
+
+    def _ways(self, program: Program) -> dict[str, Runnable]:
+        """How a program may run: launch by launch, or on a GPU as one graph."""
         assert program.runnable is not None
         ways: dict[str, Runnable] = {"convoy": eager_of(program.runnable)}
         if isinstance(program.runnable, CudaGraphProgram) and not self._settings.static_outputs:
             ways["convoy.graph"] = program.runnable
+        return ways
+
+    def _why_wrong(
+        self, run: Runnable, args: list[torch.Tensor], exact: list[torch.Tensor], stock: end_to_end.OutputErrors
+    ) -> str:
+        """Why results are wrong; empty if they are as near to the reference as PyTorch's own may be."""
         with torch.no_grad(), convolutions("as_torch", args[0].device), fixed_seed():
-            ours = end_to_end.errors_against(end_to_end.float_outputs(ways["convoy"](args)), exact)
+            ours = end_to_end.errors_against(end_to_end.float_outputs(run(args)), exact)
             unit, numerics = self._unit(cuda=args[0].is_cuda), self._settings.numerics
             allowed = allowed_baseline(ours, stock, numerics, unit, lambda: self._rounded(args))
-        return _Built(plan, ways, end_to_end.why_wrong("its", ours, allowed, end_to_end.LEAST_ERROR))
+        return end_to_end.why_wrong("its", ours, allowed, end_to_end.LEAST_ERROR)
+
+    def start(self, net: Net, args: list[torch.Tensor], record: PlanRecord, plan: Plan) -> Runnable | None:
+        """What runs a stored plan; None if that is PyTorch.
+
+        Raises:
+            StoredPlanError: it cannot be built, or its results are wrong.
+        """
+        program = build_stored(plan, net, self._settings)
+        if program.runnable is None:
+            return None
+        ways = self._ways(program)
+
+        def why_wrong() -> str:
+            with torch.no_grad(), convolutions("as_torch", args[0].device):
+                exact, theirs = self._reference(net.captured, args)
+                stock = end_to_end.errors_against(theirs, exact)
+            return self._why_wrong(ways["convoy"], args, exact, stock)
+
+        checked(why_wrong)
+        return ways.get(record.way, ways["convoy"])
 
     def _fastest(self, ways: dict[str, Runnable], args: list[torch.Tensor], deadline: Deadline) -> tuple[str, str]:
         """The plan launch by launch, or on a GPU as one graph between copies, whichever the clock prefers; and why it is slow."""

@@ -12,7 +12,7 @@ from torch import nn
 from convoy.capture.batch import flatten_batch
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
-from convoy.errors import InputError
+from convoy.errors import CaptureError, InputError
 from convoy.narrowing import is_sequence
 from convoy.training.bf16_allreduce import BF16_ERROR_FEEDBACK, GRADIENTS
 from convoy.training.step import check_not_empty
@@ -99,3 +99,10 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     except ValueError:  # it has no signature
         return False
     return False
+
+
+def check_scalar_devices(model: nn.Module, batch: tuple[Any, ...]) -> None:
+    """Refuse to capture tensors of no dimension on another device than the model's, which PyTorch takes for numbers."""
+    device = next(model.parameters()).device
+    if any(tensor.dim() == 0 and tensor.device != device for tensor in flatten_batch(batch).tensors):
+        raise CaptureError(f"a number of the batch is a tensor on another device than the model's, {device}")

@@ -222,6 +222,7 @@ class StepCheck(EndToEndCheck):
         flops: operations of the step: where float64 would take too long on a CPU, PyTorch's own step is compared with.
 
     Attributes:
+        baseline_errors: errors of PyTorch's own loss and gradients.
         note: what was compared with; empty where it was float64.
         wrong: what to tell the user of PyTorch's own loss and gradients; empty where they are right, or nobody can tell.
     """
@@ -236,7 +237,7 @@ class StepCheck(EndToEndCheck):
             why = _why_not_exact(capture, flops, cuda=self.cuda)
             self._exact, theirs, self.note = _reference(stock, why, lambda: _graph_in_double(capture, inputs))
             errors = end_to_end.errors_against(theirs, self._exact)
-            self._baseline_errors, self.wrong = (errors, "") if self.note else self._looked_into(errors, theirs)
+            self.baseline_errors, self.wrong = (errors, "") if self.note else self._looked_into(errors, theirs)
 
     def _looked_into(self, errors: OutputErrors, theirs: list[torch.Tensor]) -> tuple[OutputErrors, str]:
         """PyTorch's errors, or where they are larger than rounding explains what it does explain, and what to tell the user."""
@@ -279,7 +280,7 @@ class StepCheck(EndToEndCheck):
         if self.cuda:
             runs = baseline_run(self._stock.run, self._stock.captured)
         ((name, run),) = runs.items()
-        return ComparedRun(name, self._baseline_errors, run)
+        return ComparedRun(name, self.baseline_errors, run)
 
     def ours(self, program: Program) -> ComparedRun:
         """The program: as one graph without the copies of inputs and outputs."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +16,9 @@ from convoy.capture.batch import flatten_batch
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
 from convoy.deadline import Deadline
-from convoy.errors import CaptureError, PlanError
+from convoy.errors import PlanError
 from convoy.graph.text import digest
-from convoy.measurement import Peaks, protocol_for
+from convoy.measurement import Peaks
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline.ceilings import ceiling_notes, ceilings_of
@@ -28,17 +26,19 @@ from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end_check import build_and_check, with_timeline
 from convoy.pipeline.check.verify_predicted import BuiltPlan
 from convoy.pipeline.isolation import preserve_global_state
-from convoy.pipeline.measure_net import measure, prediction_notes
+from convoy.pipeline.measure_net import prediction_notes
 from convoy.pipeline.net import Net, input_formats, make_net, memory_format
 from convoy.pipeline.observer import Observer, Stopwatch
 from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
-from convoy.pipeline.selection_input import distinct_problems
+from convoy.pipeline.stored_plans.plan_record import PlanRecord
+from convoy.pipeline.stored_plans.plan_store import plan_store
+from convoy.pipeline.stored_plans.start import start_stored
 from convoy.pipeline.summarize import summarize
 from convoy.pipeline.tune_in_time import tune_in_time
 from convoy.plan import Plan
-from convoy.problem import image_layout, subgraph_texts
+from convoy.problem import image_layout
 from convoy.program import Program, build_program
 from convoy.program.calls import CallExample
 from convoy.program.runnable_program import eager_of
@@ -47,14 +47,13 @@ from convoy.schedule import Collective, cast_groups, collectives
 from convoy.settings import Settings
 from convoy.target import Target
 from convoy.training.batch_form import InputForm
+from convoy.training.start_step import TrainingStart
 from convoy.training.step import TrainingStep
+from convoy.training.step_arguments import check_scalar_devices
 from convoy.training.step_program import StepOptions, StepProgram
 from convoy.training.stock_step import StepCheck, StockStep
 from convoy.tune import SearchResult
 from convoy.tuning_profile import TuningProfile, phase
-
-SHARED_RESERVE: Final = 0.4
-"""Share of a call's time that several processes keep for gathering, building and checking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +63,21 @@ class TrainingResult:
     Attributes:
         step: the step to call.
         plan: what it runs.
-        summary: everything that was found out; None where a plan was replayed.
+        found: the summary, or what reads it (that of a stored plan); None where a plan was replayed.
         profile: where the time of the call went.
+        measured: number of candidates that were measured.
     """
 
     step: TrainingStep
     plan: Plan
-    summary: Summary | None
+    found: Summary | Callable[[], Summary] | None
     profile: TuningProfile = field(default_factory=TuningProfile)
+    measured: int = 0
+
+    @property
+    def summary(self) -> Summary | None:
+        """Everything that was found out; None where a plan was replayed."""
+        return self.found if self.found is None or isinstance(self.found, Summary) else self.found()
 
 
 class TrainingJob:
@@ -131,45 +137,47 @@ class TrainingJob:
         ]
         return [*held, *flatten_batch(self.given).tensors]
 
-    def measure_share(self, observer: Observer, deadline: Deadline, index: int, count: int) -> bytes:
-        """Measure one of several shares; what was measured, as an export of the database."""
-        measuring = deadline.earlier(SHARED_RESERVE * deadline.left_s) if deadline.is_limited else deadline
-        protocol = protocol_for(self.settings.effort, self.target.device).id
-        with Database.open(self.settings.db) as database:
-            found = measure(self.net, self.settings, database, observer, (index, count), measuring)
-            # As the clock gave them: in `found` are rows that these settings rule out, without their times.
-            rows = [row for key in found.rows for row in database.lookup(key, self.target.digest, protocol)]
-        problems = distinct_problems(self.net.regions, self.net.copies)
-        texts = subgraph_texts(p for p in problems if p.key in found.rows)
-        with Database.memory() as box, tempfile.TemporaryDirectory() as folder:
-            box.put(rows, texts, targets=(self.target,))
-            path = Path(folder) / "share.jsonl.gz"
-            box.export(path)
-            return path.read_bytes()
-
-    def take(self, shares: Sequence[bytes]) -> None:
-        """Put what other processes measured into the database; every row is checked."""
-        with Database.open(self.settings.db) as database, tempfile.TemporaryDirectory() as folder:
-            for index, data in enumerate(shares):
-                path = Path(folder) / f"{index}.jsonl.gz"
-                path.write_bytes(data)
-                database.import_(path)
-
     def tune(self, watch: Observer, deadline: Deadline) -> TrainingResult:
-        """Measure, select, build, check."""
+        """Start from a stored plan; else measure, select, build, check."""
         settings = self.settings
         limited = memory_limited(self.target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(settings.db) as database:
-            ceilings = ceilings_of(self.target, settings, deadline)
             clock = Stopwatch()
-            build = partial(self._build, ceilings, database, clock, watch)
+            more: dict[str, object] = {"sent": list(map(str, self._collectives()))}
+            store = plan_store("training", database, self.net, settings, more)
+            started = start_stored(store, self._start(clock))
+            if isinstance(started, TrainingResult):
+                return started
+            ceilings = ceilings_of(self.target, settings, deadline)
+            notes = [*filter(None, [started]), *ceiling_notes(ceilings)]
+            build = partial(self._build, notes, database, clock, watch)
             net = dataclasses.replace(self.net, ceilings=ceilings)
             tuned = tune_in_time(net, settings, database, watch, deadline, build)
-        return self._conclude(tuned.built, tuned.found, ceilings, deadline)
+            result = self._conclude(tuned.built, tuned.found, ceilings, deadline)
+            if tuned.complete:
+                store.keep(result.plan, tuned.built.outcome.baseline_errors.rel_l2_error, result.summary)
+        return result
+
+    def _start(self, clock: Stopwatch) -> TrainingStart[TrainingResult]:
+        """Makes the step from a stored plan."""
+
+        def wrap(record: PlanRecord, program: Program) -> TrainingResult:
+            plan = program.plan
+            summary = record.summary(self.net.name, plan, clock.seconds)
+            return TrainingResult(self._step(plan, program), plan, summary)
+
+        results = 1 + len(self.capture.learned)
+        check = partial(self._check, keep=False)
+        return TrainingStart(self.net, self.settings, self._stock, self.inputs(), results, check, wrap)
+
+    def _stock(self) -> StockStep:
+        """PyTorch's step, on copies."""
+        scaled = self.options.scaler is not None
+        return StockStep(self.model, self.loss_fn, self.amp, self.given, scaled=scaled, capture=self.capture)
 
     def _build(
         self,
-        ceilings: Peaks | None,
+        known: Sequence[str],
         database: Database,
         clock: Stopwatch,
         watch: Observer,
@@ -179,7 +187,7 @@ class TrainingJob:
     ) -> BuiltPlan:
         """Select, build, check."""
         choice = select(self.net, found, settings)
-        notes = [*prediction_notes(found), *ceiling_notes(ceilings), *database.warnings]
+        notes = [*prediction_notes(found), *known, *database.warnings]
         planned = make_plan(self.net, choice, settings, notes, found)
         tuned_s = clock.seconds
         watch("checking the whole step", 0, 0)
@@ -201,10 +209,8 @@ class TrainingJob:
         if self._kept_check is not None:
             return self._kept_check
         flops = sum(region.problems[0].flops for region in self.net.regions if len(region.nodes) == 1)
-        scaled = self.options.scaler is not None
         with phase("check", "float64"):
-            stock = StockStep(self.model, self.loss_fn, self.amp, self.given, scaled=scaled, capture=self.capture)
-            check = StepCheck(stock, self.inputs(), self.capture, flops=flops)
+            check = StepCheck(self._stock(), self.inputs(), self.capture, flops=flops)
         self._kept_check = check if keep else None
         return check
 
@@ -244,7 +250,7 @@ class TrainingJob:
             self.net, found, built.choice, plan, program, outcome, self.settings, built.tuned_s, timeline,
             ceilings=ceilings,
         )  # fmt: skip
-        return TrainingResult(self._step(plan, program), plan, summary)
+        return TrainingResult(self._step(plan, program), plan, summary, measured=summary.tuning.measured)
 
     def replay(self, plan: Plan) -> TrainingResult:
         """Bind a plan that exists already, after checking that it is for this step and target."""
@@ -287,10 +293,3 @@ class _Origin:
         with preserve_global_state(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
             job = TrainingJob(model, loss_fn, optimizer, batch, options, self.amp, self.settings, self.name, plan)
             return job.replay(plan).step
-
-
-def check_scalar_devices(model: nn.Module, batch: tuple[Any, ...]) -> None:
-    """Refuse to capture tensors of no dimension on another device than the model's, which PyTorch takes for numbers."""
-    device = next(model.parameters()).device
-    if any(tensor.dim() == 0 and tensor.device != device for tensor in flatten_batch(batch).tensors):
-        raise CaptureError(f"a number of the batch is a tensor on another device than the model's, {device}")

@@ -23,6 +23,7 @@ from convoy.program.recording import first_line
 from convoy.progress import shown
 from convoy.settings import Effort, Settings, checked_settings
 from convoy.training.batch_form import ordered
+from convoy.training.measured_shares import measured_share, take_shares
 from convoy.training.plan_agreement import agree_on_plan
 from convoy.training.step import TrainingStep, effective_amp
 from convoy.training.step_arguments import check_training_arguments
@@ -169,7 +170,7 @@ def train_model(
         found = _train_model(
             model, loss_fn, optimizer, tuple(batch), options, amp, plan, settings, name, observer or watch, deadline
         )
-    late = overrun_note(deadline, found.summary.tuning.measured if found.summary is not None else 0)
+    late = overrun_note(deadline, found.measured)
     if late:
         warn_user(late)
     return dataclasses.replace(found, profile=recorder.profile())
@@ -200,12 +201,12 @@ def _train_model(
         found: list[TrainingResult] = []
 
         def tune(shares: list[bytes]) -> Plan:
-            job.take(shares)
+            take_shares(settings, shares)
             found.append(job.tune(watch, deadline))
             return found[0].plan
 
         shared = job.target.device in SHARED_DEVICES and settings.effort is not Effort.NONE
-        measure_share = partial(job.measure_share, watch, deadline)
+        measure_share = partial(measured_share, job.net, settings, watch, deadline)
         agreed = agree_on_plan(tune, options.group, job.target, measure_share if shared else None)
         return found[0] if found else job.replay(agreed)
     return job.tune(watch, deadline) if replayed is None else job.replay(replayed)

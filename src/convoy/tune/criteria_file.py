@@ -153,6 +153,12 @@ def user_file(target: Target, database: Path | None) -> Path:
     return path.with_name(f"{path.stem}-{target.digest}{SUFFIX}")
 
 
+def user_criteria(database: Path | None) -> list[Path]:
+    """Files of the user's own criteria beside a database; None: the default one."""
+    path = (database or default_path()).expanduser()
+    return sorted(path.parent.glob(f"{path.stem}-*{SUFFIX}")) if path.parent.is_dir() else []
+
+
 def find_criteria(target: Target, database: Path | None = None, folder: Traversable | None = None) -> Criteria | None:
     """The criteria that fit a target best: its own, else those of the same device, else those of the same architecture.
 
@@ -167,7 +173,7 @@ def find_criteria(target: Target, database: Path | None = None, folder: Traversa
         InputError: a file is damaged; the error names it.
     """
     found: list[tuple[int, Criteria]] = []
-    for rank, path in enumerate((*_user_paths(database), *_shipped(folder))):
+    for rank, path in enumerate((*user_criteria(database), *_shipped(folder))):
         try:
             criteria = read_criteria(_content(path), str(path))
         except InputError as error:
@@ -185,11 +191,6 @@ def _content(path: Path | Traversable) -> str:
         return read_text(path, MAX_BYTES, "criteria")
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1).decode("utf-8", "replace")
-
-
-def _user_paths(database: Path | None) -> list[Path]:
-    path = (database or default_path()).expanduser()
-    return sorted(path.parent.glob(f"{path.stem}-*{SUFFIX}")) if path.parent.is_dir() else []
 
 
 def _shipped(folder: Traversable | None) -> list[Traversable]:

@@ -139,14 +139,14 @@ def test_a_transaction_is_undone_by_an_interrupt(connection: sqlite3.Connection)
 
 
 def test_no_other_module_writes_sql() -> None:
-    """Two modules of perfdb do: the statements of a sound database, and those that read a damaged one."""
+    """Three modules of perfdb do: the schema, the statements of a sound database, and those that read a damaged one."""
     statement = re.compile(r"\b(SELECT .* FROM|INSERT INTO|DELETE FROM|UPDATE \w+ SET|CREATE TABLE|PRAGMA \w+)\b")
     package = Path(convoy.__file__).parent
     assert statement.search(_strings(package / "perfdb" / "sql.py"))
     guilty = [
         p
         for p in package.rglob("*.py")
-        if p.name not in ("sql.py", "damaged_tables.py") and statement.search(_strings(p))
+        if p.name not in ("schema.py", "sql.py", "damaged_tables.py") and statement.search(_strings(p))
     ]
     assert guilty == []
 

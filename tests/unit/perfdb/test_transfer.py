@@ -184,7 +184,7 @@ def test_what_is_no_export_is_refused_whole(tmp_path: Path, database: Database, 
 
 def test_a_newer_schema_is_refused(tmp_path: Path, database: Database) -> None:
     path = full(tmp_path / "all.jsonl")
-    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 99'))
+    path.write_text(path.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99'))
     assert "newer Convoy" in database.import_(path).refused[0].reason
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pickle
 import random
@@ -498,11 +499,14 @@ def test_the_plan_of_a_step_that_was_not_captured_is_saved_read_and_pickled(sett
         convoy.training_step(model, stock_loss, sgd(list(model.parameters())), batch, plan=path)
 
 
-def test_a_tuning_that_fails_leaves_pytorchs_step(settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch):
+def test_a_tuning_that_fails_leaves_pytorchs_step(
+    settings: convoy.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("a compiler fell over\nat length")
 
     monkeypatch.setattr("convoy.training.training_job.build_fastest", fails)
+    settings = dataclasses.replace(settings, db=tmp_path / "perf.db")  # without the plan of another test
     batch = images(), labels()
     with pytest.warns(
         UserWarning, match="tuning failed, with RuntimeError: a compiler fell over: PyTorch's own step runs"

@@ -18,8 +18,11 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy import plan as plans
 from convoy.errors import InputError, PlanError, SelectionError
+from convoy.measurement import Peaks
 from convoy.pipeline.check import end_to_end
-from convoy.training import TrainingResult, train_model
+from convoy.pipeline.stored_plans import start
+from convoy.pipeline.stored_plans.plan_store import FROM_DATABASE, NOT_USED
+from convoy.training import TrainingResult, train_model, training_job
 from tests.unit.training.training_nets import batches, net, sgd
 
 SETTINGS = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",))
@@ -248,9 +251,7 @@ def test_a_step_that_is_not_faster_is_the_stock_one(settings: convoy.Settings, m
     assert not torch.equal(before, model.fc.weight)
 
 
-def test_a_step_whose_gradients_are_wrong_as_a_whole_is_the_stock_one(
-    settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_step_whose_gradients_are_wrong_as_a_whole_is_the_stock_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(end_to_end, "is_faster", lambda result, baseline: True)
     right = end_to_end.errors_against
     calls: list[int] = []
@@ -261,7 +262,7 @@ def test_a_step_whose_gradients_are_wrong_as_a_whole_is_the_stock_one(
 
     monkeypatch.setattr(end_to_end, "errors_against", planted)
     model = net()
-    chosen = dataclasses.replace(settings, solver="exact")
+    chosen = dataclasses.replace(SETTINGS, solver="exact", db=tmp_path / "perf.db")
     result = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
     assert result.plan.baseline
     assert "gradients' error of 5.00e-01" in result.plan.notes[-1]
@@ -307,7 +308,7 @@ def test_a_steady_step_that_is_not_faster_is_the_stock_one_where_that_is_steady_
 
 
 def test_a_steady_step_with_wrong_gradients_is_refused_where_pytorchs_own_may_differ(
-    settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     right = end_to_end.errors_against
     calls: list[int] = []
@@ -318,7 +319,7 @@ def test_a_steady_step_with_wrong_gradients_is_refused_where_pytorchs_own_may_di
 
     monkeypatch.setattr(end_to_end, "errors_against", planted)
     with pytest.raises(SelectionError, match=r"gradients' error of 5\.00e-01.*may give different bits from run to run"):
-        reordered(settings)
+        reordered(dataclasses.replace(SETTINGS, db=tmp_path / "perf.db"))
 
 
 def test_the_timeline_holds_every_step_in_order(settings: convoy.Settings):
@@ -454,3 +455,38 @@ def test_a_plan_is_replayed_with_the_casts_that_it_was_made_with(
     monkeypatch.undo()
     steps = [SimpleNamespace(pattern="casts", results=tuple(f"{name}@nhwc" for name in part)) for part in parts]
     assert groups(SimpleNamespace(steps=steps)) == apart
+
+
+def test_a_finished_search_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = dataclasses.replace(SETTINGS, db=tmp_path / "perf.db")
+    monkeypatch.setattr(training_job, "measure_ceilings", lambda *_: Peaks(1e9, {"fp32": 1e9}))
+    stages: list[str] = []
+    search = training_job.tune_in_time
+    monkeypatch.setattr(training_job, "tune_in_time", lambda *given: (stages.append("search"), search(*given))[1])
+    models = [net(), net()]
+    found = [train_model(m, cross_entropy, sgd(m), batches(1)[0], settings=settings) for m in models]
+    first, second = found
+    assert stages == ["search"]
+    assert second.plan.steps == first.plan.steps
+    assert second.plan.notes[-1].startswith(FROM_DATABASE)
+    assert second.summary.layers == first.summary.layers
+    for batch in batches(3):
+        losses = [float(one.step(*batch)) for one in found]
+        assert losses[0] == losses[1]
+    assert_close(state(models[1]), state(models[0]))
+
+
+def test_a_stored_step_with_wrong_gradients_is_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = dataclasses.replace(SETTINGS, db=tmp_path / "perf.db")
+    model = net()
+    train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=settings)
+    build = start.build_program
+
+    def wrong(*given: Any) -> Any:
+        program = build(*given)
+        run = program.runnable
+        return dataclasses.replace(program, runnable=lambda inputs: [tensor * 1.01 for tensor in run(inputs)])
+
+    monkeypatch.setattr(start, "build_program", wrong)
+    found = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=settings)
+    assert any(note.startswith(NOT_USED) and "gradients' error" in note for note in found.plan.notes)

@@ -104,7 +104,7 @@ def optimize_parts(job: PartsJob) -> OptimizeResult:
     module = PartwiseModule(job.model, partwise, parts, plan, copy_sharing_tensors)
     summary = summarize_parts(job.name, summaries, timed, errors, plan)
     lines = dict.fromkeys(line for part in kept.values() for line in part.result.told)
-    return OptimizeResult(module, plan, summary, (told, *lines))
+    return OptimizeResult(module, plan, summary, (told, *lines), measured=summary.tuning.measured)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class NetCheck(EndToEndCheck):
         effort: `none` computes fewer images in float64.
 
     Attributes:
+        baseline_errors: errors of the stock module's outputs.
         note: the reference, if it was not float64; else empty.
         wrong: warning that PyTorch's own outputs are wrong; empty if they are right.
 
@@ -51,7 +52,7 @@ class NetCheck(EndToEndCheck):
         original = net.captured if net.original is None else net.original
         with self.context(), phase("check", "float64"):
             found = run_oracle(original, self._model, self._args, self._kwargs, flops=flops, cuda=self.cuda)
-        self._exact, self._baseline_errors = found.exact, found.baseline
+        self._exact, self.baseline_errors = found.exact, found.baseline
         self.note, self.wrong = found.note, found.wrong
 
     @contextmanager
@@ -67,7 +68,7 @@ class NetCheck(EndToEndCheck):
         if self.cuda:
             runs = baseline_run(runs["torch.eager"], lambda: stock_graph(model, args, kwargs))
         ((name, run),) = runs.items()
-        return ComparedRun(name, self._baseline_errors, run)
+        return ComparedRun(name, self.baseline_errors, run)
 
     def ours(self, program: Program) -> ComparedRun:
         """The program; on a GPU without the copies of inputs and outputs."""

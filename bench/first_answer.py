@@ -1,13 +1,15 @@
 """How long until a net's first answer, and does `time_s` hold? Question `first-answer`, each figure in a fresh process.
 
-- `first_s`: seconds of `convoy.optimize` at effort `none` and the first call, with torch imported; importing convoy counts.
-- `first_cpu_s`: the processor time of the same, of the process and its children: what a busy machine disturbs less.
+- `first_s`: seconds of `convoy.optimize` at effort `none` and the first call, with torch imported; importing convoy counts. The
+  database and the caches of all compilers (Triton's, Inductor's, Convoy's own) are empty.
+- `again_s`: the same with an empty database and the caches that the first process left: nothing is compiled twice.
+- `stored_s`: the same with the first process's database too: the call starts from the plan that was found there.
+- `first_cpu_s`, ...: the processor time of the same, of the process and its children: what a busy machine disturbs less.
 - `overrun_10s`, ...: wall time of `convoy.optimize` with `time_s=10` as a multiple of it; `training_overrun_10s` of
-  `convoy.training_step`.
+  `convoy.training_step`. Compilers' caches are empty.
 
-    python bench/first_answer.py [--nets resnet18,mobilenet_v2,resnet50] [--batch 1] [--device cpu] [--times 10,30] [--rounds 3]
-
-Each process has an empty database of its own, so nothing but the shipped rows is known. Compilers' caches stay as they are.
+    python bench/first_answer.py [--nets resnet18,mobilenet_v2,resnet50] [--batch 1] [--dtype fp32] [--device cpu] [--times 10,30]
+                                 [--rounds 3]
 """
 
 from __future__ import annotations
@@ -26,19 +28,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the repository, 
 
 from bench.shared.record import Recorder
 from bench.shared.rows import Row
+from bench.tuning.versions import CACHES
 
 from convoy.compare.runs.manifest import host
 
-WORDS = {"first_s": "first answer, s", "first_cpu_s": "processor time, s"}
+WORDS = {
+    "first_s": "first answer, s", "again_s": "compiled before, s", "stored_s": "from the stored plan, s",
+    "first_cpu_s": "processor time, s", "again_cpu_s": "processor time, compiled before, s",
+    "stored_cpu_s": "processor time, stored plan, s",
+}  # fmt: skip
 """Heads of the columns of the table."""
+
+STARTS = ("first", "again", "stored")
+"""What a process finds: nothing; the compilers' caches of the one before; its database too."""
 
 CHILD = """
 import json, os, sys, time
 import torch
 from convoy.zoo import example_args, load_model
-name, batch, device, time_s, training = json.loads(sys.argv[1])
-model = load_model(name).to(device)
-args = tuple(x.to(device) for x in example_args(model, batch=batch))
+name, batch, dtype, device, time_s, training = json.loads(sys.argv[1])
+kind = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+model = load_model(name).to(device, kind)
+args = tuple(x.to(device, kind) for x in example_args(model, batch=batch))
 for module in [each for each in sys.modules if each.partition(".")[0] == "convoy"]:
     del sys.modules[module]  # importing convoy is part of what is timed; the model's own library is not
 def cpu():
@@ -72,31 +83,60 @@ print(json.dumps({
 """Runs in a fresh process; prints one line of JSON."""
 
 
-def measured(net: str, batch: int, device: str, time_s: float, *, training: bool) -> dict[str, Any]:
+def measured(
+    net: str,
+    batch: int,
+    dtype: str,
+    device: str,
+    folder: Path,
+    *,
+    time_s: float = 0.0,
+    training: bool = False,
+    database: str = "perf",
+) -> dict[str, Any]:
     """One fresh process.
 
     Args:
         net: a name that `convoy.zoo.load_model` takes.
         batch: images.
+        dtype: of the net.
         device: `cpu` or `cuda`.
+        folder: holds the compilers' caches and the databases.
         time_s: `Settings.time_s`; 0: a first answer, at effort `none`.
         training: tune a training step, not inference.
+        database: name of the database in the folder.
 
     Returns:
         What the process printed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "CONVOY_DB": str(Path(folder) / "perf.db")}
-        words = json.dumps([net, batch, device, time_s, training])
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", CHILD, words],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+    own = {name: str(folder / name.lower()) for name in CACHES}
+    environment = {**os.environ, **own, "CONVOY_DB": str(folder / f"{database}.db")}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CHILD, json.dumps([net, batch, dtype, device, time_s, training])],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def three_starts(net: str, batch: int, dtype: str, device: str) -> dict[str, dict[str, Any]]:
+    """What three processes printed that start one after the other (`STARTS`)."""
+    with tempfile.TemporaryDirectory() as folder:
+        databases = dict(zip(STARTS, ("perf", "empty", "perf"), strict=True))
+        return {
+            start: measured(net, batch, dtype, device, Path(folder), database=database)
+            for start, database in databases.items()
+        }
+
+
+def figures_of(rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]]:
+    """Median and extremes of each metric."""
+    metrics = [(f"{start}_s", start, "first_s") for start in STARTS]
+    metrics += [(f"{start}_cpu_s", start, "cpu_s") for start in STARTS]
+    return {metric: spread([found[start][key] for found in rounds]) for metric, start, key in metrics}
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -109,7 +149,8 @@ def first_answer_table(rows: Sequence[Row], title: str) -> str:
     """Seconds to the first answer, and the largest overruns of `time_s`."""
     nets: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        nets.setdefault((row["subject"], row["batch"]), {})[row["metric"]] = f"{float(row['p50']):.2f}"
+        name = row["subject"] if row["dtype"] == "fp32" else f"{row['subject']} {row['dtype']}"
+        nets.setdefault((name, row["batch"]), {})[row["metric"]] = f"{float(row['p50']):.2f}"
     columns = dict.fromkeys(row["metric"] for row in rows)
     heads = [WORDS.get(name, name.replace("_", " ").replace("overrun", "time over a limit of")) for name in columns]
     lines = [
@@ -127,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--nets", default="resnet18,mobilenet_v2,resnet50")
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--dtype", default="fp32", choices=("fp32", "fp16", "bf16"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--times", default="", help="values of time_s, separated by commas")
     parser.add_argument("--training", action="store_true", help="with --times: training steps too")
@@ -137,25 +179,28 @@ def main() -> None:
     recorder: Recorder | None = None
     times = [float(word) for word in options.times.split(",") if word]
     for net in options.nets.split(","):
-        first = [measured(net, options.batch, options.device, 0.0, training=False) for _ in range(options.rounds)]
+        case = (net, options.batch, options.dtype, options.device)
+        rounds = [three_starts(*case) for _ in range(options.rounds)]
         recorder = recorder or Recorder(
             "first-answer",
-            device=first[0]["device"],
-            versions=first[0]["versions"],
-            protocol=f"a fresh process each, empty database, {os.cpu_count()} cores",
+            device=rounds[0]["first"]["device"],
+            versions=rounds[0]["first"]["versions"],
+            protocol=f"a fresh process each, {os.cpu_count()} cores",
             folder=options.folder,
             machine={"host": host()},
         )
-        about: dict[str, Any] = {"subject": net, "provider": "convoy", "batch": options.batch, "processes": "own"}
+        about: dict[str, Any] = {
+            "subject": net, "provider": "convoy", "batch": options.batch, "dtype": options.dtype, "processes": "own",
+        }  # fmt: skip
         load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
         note = "; ".join(filter(None, (options.note, load)))
-        for metric, key in (("first_s", "first_s"), ("first_cpu_s", "cpu_s")):
-            figures = spread([found[key] for found in first])
+        for metric, figures in figures_of(rounds).items():
             recorder.add(**about, metric=metric, unit="s", note=note, **figures)
             print(f"{net:20} {metric:12} {figures['p50']:8.2f} s   {note}", flush=True)
         for time_s in times:
             for training in (False, True) if options.training else (False,):
-                found = measured(net, options.batch, options.device, time_s, training=training)
+                with tempfile.TemporaryDirectory() as folder:
+                    found = measured(*case, Path(folder), time_s=time_s, training=training)
                 ratio = found["call_s"] / time_s
                 metric = f"{'training_' if training else ''}overrun_{time_s:g}s"
                 recorder.add(**about, metric=metric, unit="1", p50=ratio, note=note)

@@ -23,8 +23,7 @@ from convoy.program.recording import first_line
 from convoy.progress import shown
 from convoy.settings import Effort, Settings, checked_settings
 from convoy.training.batch_form import ordered
-from convoy.training.measured_shares import measured_share, take_shares
-from convoy.training.plan_agreement import agree_on_plan
+from convoy.training.plan_agreement import agree_on_plan, measured_share, take_shares
 from convoy.training.step import TrainingStep, effective_amp
 from convoy.training.step_arguments import check_training_arguments
 from convoy.training.step_program import StepOptions

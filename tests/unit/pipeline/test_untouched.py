@@ -95,7 +95,7 @@ def test_what_a_module_overwrites_while_its_layers_are_swapped(settings: convoy.
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_nothing_is_left_behind_where_tuning_ends_early(
-    error: type[BaseException], settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object, **__: object) -> None:
         torch.rand(3)
@@ -106,7 +106,7 @@ def test_nothing_is_left_behind_where_tuning_ends_early(
     model, given = made("frozen"), x()
     before = state_of(model, (given,))
     with pytest.raises(error):
-        convoy.optimize(model, given, settings=settings)
+        convoy.optimize(model, given, settings=convoy.Settings(effort="none", db=tmp_path / "perf.db"))
     assert changes(before, state_of(model, (given,))) == []
 
 

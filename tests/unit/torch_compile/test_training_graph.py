@@ -121,7 +121,7 @@ def test_a_steady_pass_that_is_not_faster_is_kept_where_pytorchs_own_may_differ(
 
 
 def test_a_pass_that_is_wrong_as_a_whole_runs_as_it_was_traced(
-    graphs: list[training_graph.TracedGraph], db: Path, monkeypatch: pytest.MonkeyPatch
+    graphs: list[training_graph.TracedGraph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     right = end_to_end.errors_against
     calls: list[int] = []
@@ -132,7 +132,8 @@ def test_a_pass_that_is_wrong_as_a_whole_runs_as_it_was_traced(
 
     monkeypatch.setattr(end_to_end, "errors_against", planted)
     model = net()
-    compiled = torch.compile(model, backend="convoy", options={**OPTIONS, "solver": "exact", "db": db})
+    options = {**OPTIONS, "solver": "exact", "db": tmp_path / "perf.db"}
+    compiled = torch.compile(model, backend="convoy", options=options)
     train(compiled, model, 1)
     assert "error of 5.00e-01" in graphs[0].plan.notes[-1]
 

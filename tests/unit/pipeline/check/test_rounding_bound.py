@@ -47,9 +47,10 @@ def plans_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_plans(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("bound") / "perf.db"
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    """A database without the plans of other cases."""
+    return tmp_path / "perf.db"
 
 
 CASES = pytest.mark.parametrize(

@@ -45,6 +45,11 @@ def settings(db: Path, streams: int = 1) -> convoy.Settings:
     return convoy.Settings(db=db, isolate=False, streams=streams, stream_memory=4.0, only_engines=FEW)
 
 
+def searched(db: Path, streams: int = 1) -> convoy.Settings:
+    """The same rows, but never the stored plan of another test: `timeout_s` is part of its key."""
+    return dataclasses.replace(settings(db, streams), timeout_s=29.0)
+
+
 @pytest.fixture(scope="module")
 def tuned(db: Path) -> Plan:
     """A plan of the net on one stream that gives the same bits in every run, for the tests that replay it and measure nothing."""
@@ -88,7 +93,7 @@ def test_a_step_for_which_nothing_is_faster_is_pytorchs_as_one_graph(
     model = net()
     judge = Judge(model, sgd)
     options = {"accumulate": accumulate}
-    step = convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=settings(db), **options)
+    step = convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=searched(db), **options)
     assert step.plan.baseline
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -517,7 +522,7 @@ def test_the_timeline_is_the_devices(db: Path, monkeypatch: pytest.MonkeyPatch):
     # What launches take of the device is not seen: else the last schedule to be tried might hold all but one stream back.
     monkeypatch.setattr(schedules, "_shares", lambda _: ())
     model = net()
-    result = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=settings(db, 3))
+    result = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=searched(db, 3))
     assert not result.plan.baseline, result.plan.notes
     streams = {step.stream for step in result.plan.steps}
     assert len(streams) > 1, result.plan.notes

@@ -10,7 +10,7 @@ from convoy.perfdb import sql
 from convoy.perfdb.store import DatabaseFile
 
 MOST_PLANS: Final = 500
-"""Plans in a database; the oldest one makes room. A plan of ResNet-50 takes some 100 kB."""
+"""Plans in a database; a further one takes the place of the oldest. A plan of ResNet-50 takes some 100 kB."""
 
 
 class PlanTable:

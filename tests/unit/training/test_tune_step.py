@@ -459,7 +459,7 @@ def test_a_plan_is_replayed_with_the_casts_that_it_was_made_with(
 
 def test_a_finished_search_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = dataclasses.replace(SETTINGS, db=tmp_path / "perf.db")
-    monkeypatch.setattr(training_job, "measure_ceilings", lambda *_: Peaks(1e9, {"fp32": 1e9}))
+    monkeypatch.setattr(training_job, "ceilings_of", lambda *_: Peaks(1e9, {"fp32": 1e9}))
     stages: list[str] = []
     search = training_job.tune_in_time
     monkeypatch.setattr(training_job, "tune_in_time", lambda *given: (stages.append("search"), search(*given))[1])

@@ -32,7 +32,7 @@ def net(channels: int = 4) -> nn.Module:
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is not busy, on which every plan is faster than PyTorch."""
-    monkeypatch.setattr(whole_model, "measure_ceilings", lambda *_: Peaks(1e9, {"fp32": 1e9}))
+    monkeypatch.setattr(whole_model, "ceilings_of", lambda *_: Peaks(1e9, {"fp32": 1e9}))
     monkeypatch.setattr(end_to_end, "is_faster", lambda *_: True)
 
 
@@ -227,9 +227,10 @@ def test_what_was_cut_short_or_timed_on_a_busy_machine_as_slower_is_not_stored(
 ) -> None:
     model = net()
     monkeypatch.setattr(end_to_end, "is_faster", lambda *_: False)
-    monkeypatch.setattr(whole_model, "measure_ceilings", lambda *_: Peaks(1e9, {"fp32": 1e9}, settled=False))
+    monkeypatch.setattr(whole_model, "ceilings_of", lambda *_: Peaks(1e9, {"fp32": 1e9}, settled=False))
     assert tuned(model, settings).plan.baseline
-    tuned(model, dataclasses.replace(settings, time_s=1e-3, effort="quick"))
+    with pytest.warns(UserWarning, match="more than time_s"):
+        tuned(model, dataclasses.replace(settings, time_s=1e-3, effort="quick"))
     with Database.open(settings.db) as database:
         assert database.plans.keys() == []
     assert len(searches) == 2

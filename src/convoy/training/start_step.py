@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingStart(Generic[_Result]):
+class StepStart(Generic[_Result]):
     """A captured step that starts from a stored plan.
 
     Attributes:

@@ -47,7 +47,7 @@ from convoy.schedule import Collective, cast_groups, collectives
 from convoy.settings import Settings
 from convoy.target import Target
 from convoy.training.batch_form import InputForm
-from convoy.training.start_step import TrainingStart
+from convoy.training.start_step import StepStart
 from convoy.training.step import TrainingStep
 from convoy.training.step_arguments import check_scalar_devices
 from convoy.training.step_program import StepOptions, StepProgram
@@ -158,7 +158,7 @@ class TrainingJob:
                 store.keep(result.plan, tuned.built.outcome.baseline_errors.rel_l2_error, result.summary)
         return result
 
-    def _start(self, clock: Stopwatch) -> TrainingStart[TrainingResult]:
+    def _start(self, clock: Stopwatch) -> StepStart[TrainingResult]:
         """Makes the step from a stored plan."""
 
         def wrap(record: PlanRecord, program: Program) -> TrainingResult:
@@ -168,7 +168,7 @@ class TrainingJob:
 
         results = 1 + len(self.capture.learned)
         check = partial(self._check, keep=False)
-        return TrainingStart(self.net, self.settings, self._stock, self.inputs(), results, check, wrap)
+        return StepStart(self.net, self.settings, self._stock, self.inputs(), results, check, wrap)
 
     def _stock(self) -> StockStep:
         """PyTorch's step, on copies."""

@@ -15,7 +15,7 @@ from convoy.engines.fusion.row_sections import row_section, rows_of
 from convoy.engines.fusion.sections import KernelSection, Result, loop_sections, results_of
 from convoy.engines.fusion.stages import (
     UNITS,
-    Cut,
+    WorkspaceCut,
     is_reducing,
     pooling_cut,
     reduction_cut,
@@ -129,7 +129,7 @@ def generate(lowered: LoweredSubgraph) -> FusionCode:
     raise NotFusibleError(f"needs more than {MOST_KERNELS} kernels")
 
 
-def _next(name: str, results: Sequence[Result], layout: str, number: int) -> KernelCode | Cut:
+def _next(name: str, results: Sequence[Result], layout: str, number: int) -> KernelCode | WorkspaceCut:
     """The kernel of all results, or the cut that is needed before."""
     if (cut := pooling_cut(results, layout, number)) is not None:
         return cut
@@ -144,7 +144,7 @@ def _next(name: str, results: Sequence[Result], layout: str, number: int) -> Ker
     return split_cut(rows, found.row_blocks, number) or found
 
 
-def _reads(result: Result, cut: Cut) -> bool:
+def _reads(result: Result, cut: WorkspaceCut) -> bool:
     return any(id(each) in cut.replaced for each in reachable([result.tensor]))
 
 

@@ -37,7 +37,7 @@ _PART_ELEMENTS: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class WorkspaceCut:
     """Values that a kernel writes to the workspace, and what later kernels compute with in place of others.
 
     Attributes:
@@ -62,7 +62,7 @@ def ordered_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ..
     return tuple(found)
 
 
-def pooling_cut(results: Sequence[Result], layout: str, number: int) -> Cut | None:
+def pooling_cut(results: Sequence[Result], layout: str, number: int) -> WorkspaceCut | None:
     """The poolings (and bilinear upsamplings) whose results others read; None where there are none.
 
     Args:
@@ -84,7 +84,7 @@ def _gathers_below(tensor: Windowed | Interpolated) -> list[Windowed | Interpola
     return [each for each in reachable([tensor.of]) if isinstance(each, Windowed | Interpolated)]
 
 
-def reduction_cut(results: Sequence[Result], number: int) -> Cut:
+def reduction_cut(results: Sequence[Result], number: int) -> WorkspaceCut:
     """The first reductions over the same dimensions of one shape.
 
     Raises:
@@ -103,7 +103,7 @@ def reduction_cut(results: Sequence[Result], number: int) -> Cut:
     return _written([(each, ordered_strides(each.shape, rows.kept)) for each in group], number)
 
 
-def split_cut(rows: RowLayout, blocks: int, number: int) -> Cut | None:
+def split_cut(rows: RowLayout, blocks: int, number: int) -> WorkspaceCut | None:
     """Reductions of parts, where whole rows are too long for the few blocks that they give; None where they are not.
 
     Args:
@@ -132,7 +132,7 @@ def split_cut(rows: RowLayout, blocks: int, number: int) -> Cut | None:
         whole = tuple(1 if at == dim else side for at, side in enumerate(partial.shape))
         written.append(result)
         replaced[id(each)] = Reshaped(each.shape, Reduced(whole, _as_input(result), (dim,), each.kind))
-    return Cut(tuple(written), replaced)
+    return WorkspaceCut(tuple(written), replaced)
 
 
 def _parts(rows: RowLayout, wanted: int) -> int:
@@ -153,10 +153,10 @@ def _as_input(result: Result) -> Input:
     return Input(result.tensor.shape, result.parameter, result.dtype, result.strides)
 
 
-def _written(values: Sequence[tuple[Tensor, tuple[int, ...]]], number: int) -> Cut:
+def _written(values: Sequence[tuple[Tensor, tuple[int, ...]]], number: int) -> WorkspaceCut:
     """Values that are read from the workspace as they are."""
     results = [_result(tensor, strides, number + place) for place, (tensor, strides) in enumerate(values)]
-    return Cut(tuple(results), {id(result.tensor): _as_input(result) for result in results})
+    return WorkspaceCut(tuple(results), {id(result.tensor): _as_input(result) for result in results})
 
 
 def substituted(results: Sequence[Result], replaced: Mapping[int, Tensor]) -> list[Result]:

@@ -21,8 +21,8 @@ TILE = 16
 SUMS_BYTES = PANEL * 64 * 4
 """A block's sums, at the head of a thread's slot."""
 
-BAND_BYTES = 512 << 10
-"""Panels of a band: a quarter of the second cache of a Xeon with AMX (2 MiB), or half of one of 1 MiB."""
+BAND_BYTES = 1 << 20
+"""Panels of a band: half the second cache of a Xeon with AMX. More panels read the weights less often."""
 
 UNITS_A_THREAD = 2
 """With fewer bands than this for each thread, threads share the tiles instead, so that each weight is read once."""
@@ -59,6 +59,8 @@ class Bf16Partition:
         step = -(-problem.r * problem.s * problem.c // problem.groups // STEP) * STEP + STEP
         panel_bytes = PANEL * step * 2
         bands, splits, images = -(-panels // max(1, BAND_BYTES // panel_bytes)), 1, max(1, problem.n) * problem.groups
+        if images == 1:
+            bands = min(panels, -(-bands // threads) * threads) if bands > 1 else 1
         if images * bands < UNITS_A_THREAD * threads and threads > 1:
             if panels >= 2 * UNITS_A_THREAD * threads:
                 bands = UNITS_A_THREAD * threads

@@ -58,7 +58,11 @@ def kernel(dtype: str, *, emulated: bool = False) -> KernelSource:
     """The kernel for tensors of a dtype; emulated, its instructions for bf16 are plain C."""
     function = "convoy_direct_bf16" if dtype == "bf16" else "convoy_direct_half"
     flags = (*FLAGS, f"-DLANES={lanes()}", f"-DFUNCTION={function}")
-    flags += ("-DBF16",) * (dtype == "bf16") + ("-DEMULATED", "-O1") * emulated
+    flags += ("-DBF16",) * (dtype == "bf16") + (
+        "-DEMULATED",
+        "-O1",
+        "-fexpensive-optimizations",
+    ) * emulated  # sums and products fused as with -O3
     parts = (PARALLEL_H, VECTORS_H, TILE_OPS_H, BLOCKS_H, SOURCE)
     needs = () if emulated else tuple({flag: None for unit in bf16_units()[0] for flag in CPU_FLAGS[unit]})
     return KernelSource(parts, flags, CpuDirectBf16.id, function, needs)

@@ -78,8 +78,51 @@ typedef struct {
     int64_t step, rows, channels, activation;
 } Epilogue;
 
-/* Bias, residual, activation: of a block's sums. */
-static void finish(const Epilogue *u, float *sums) {
+#ifdef BF16
+#define VALUES_LOADED bf16_loaded
+#define VALUES_STORED bf16_stored
+#else
+#define VALUES_LOADED sums_loaded
+#define VALUES_STORED sums_stored
+#endif
+
+/* Bias, residual, activation: of whole tiles of a block's sums. */
+INLINE FOR_AVX512 void finish_tiles(const int tiles, const int residual, const int activation, const Epilogue *u, const float *sums) {
+    sums16 bias[2];
+    for (int j = 0; j < tiles; j++) bias[j] = sums_loaded(u->bias + j * 16);
+    for (int64_t i = 0; i < u->rows; i++, sums += COLUMNS)
+        for (int j = 0; j < tiles; j++) {
+            sums16 value = sums_loaded(sums + j * 16) + bias[j];
+            if (residual) value += VALUES_LOADED(u->residual + i * u->step + j * 16);
+            if (activation != NO_ACTIVATION) value = not_below(value, 0.0f);
+            if (activation == RELU6) value = not_above(value, 6.0f);
+            VALUES_STORED(u->y + i * u->step + j * 16, value);
+        }
+}
+
+#define FINISH(tiles, residual)                                                          \
+    switch (u->activation) {                                                             \
+    case NO_ACTIVATION: finish_tiles(tiles, residual, NO_ACTIVATION, u, sums); break;    \
+    case RELU: finish_tiles(tiles, residual, RELU, u, sums); break;                      \
+    case RELU6: finish_tiles(tiles, residual, RELU6, u, sums); break;                    \
+    }
+
+static FOR_AVX512 void finish_two(const Epilogue *u, const float *sums) {
+    if (u->residual)
+        FINISH(2, 1)
+    else
+        FINISH(2, 0)
+}
+
+static FOR_AVX512 void finish_one(const Epilogue *u, const float *sums) {
+    if (u->residual)
+        FINISH(1, 1)
+    else
+        FINISH(1, 0)
+}
+
+/* The same of any number of channels, with any activation. */
+static void finish_rest(const Epilogue *u, float *sums) {
     for (int64_t i = 0; i < u->rows; i++, sums += COLUMNS) {
         const stored *residual = u->residual ? u->residual + i * u->step : 0;
         stored *y = u->y + i * u->step;
@@ -113,6 +156,21 @@ typedef struct {
     int64_t channels, outputs, steps, pixels;
 } Work;
 
+/* The same: of a block. */
+static void finish(Epilogue u, float *sums) {
+    for (int64_t left; u.channels >= 16 && !is_smooth(u.activation); u.channels = left) {
+        int64_t done = u.channels >= 32 ? 32 : 16;
+        left = u.channels - done;
+        if (done == 32)
+            finish_two(&u, sums);
+        else
+            finish_one(&u, sums);
+        u.bias += done, u.y += done, sums += done;
+        if (u.residual) u.residual += done;
+    }
+    if (u.channels) finish_rest(&u, sums);
+}
+
 /* The block of a panel's rows with some tiles. */
 static void add_block(const Work *w, int64_t panel, int64_t in_band, int64_t tile, int64_t tiles, int64_t unit) {
     const Sizes *z = w->z;
@@ -131,7 +189,7 @@ static void add_block(const Work *w, int64_t panel, int64_t in_band, int64_t til
     int64_t at = first * z->k + tile * 16;
     Epilogue e = {.bias = w->bias + tile * 16, .residual = w->residual ? w->residual + at : 0, .y = w->y + at, .step = z->k};
     e.rows = u.rows, e.channels = least(tiles * 16, w->outputs - tile * 16), e.activation = z->activation;
-    finish(&e, w->sums);
+    finish(e, w->sums);
 }
 
 static void add_unit(const Work *w, int64_t first_panel, int64_t last_panel, int64_t tile, int64_t last_tile, int64_t unit) {

@@ -13,12 +13,24 @@ enum { TILE_ROWS = 16, TILE_BYTES = 64, LINE_FLOATS = 16 };
 #define FOR_AVX512
 typedef float sums16 __attribute__((vector_size(64), aligned(4), may_alias));
 
-static inline float tile_value(bf16 value) {
+static inline float from_bits(uint32_t bits) {
     union {
         uint32_t bits;
         float number;
-    } found = {(value & 0x7f80) ? (uint32_t)value << 16 : (uint32_t)(value & 0x8000) << 16};
+    } found = {bits};
     return found.number;
+}
+
+static inline uint32_t to_bits(float number) {
+    union {
+        float number;
+        uint32_t bits;
+    } found = {number};
+    return found.bits;
+}
+
+static inline float tile_value(bf16 value) {
+    return from_bits((value & 0x7f80) ? (uint32_t)value << 16 : (uint32_t)(value & 0x8000) << 16);
 }
 
 static inline float tile_flushed(float value) { return __builtin_fabsf(value) < 1.17549435e-38f ? __builtin_copysignf(0.0f, value) : value; }
@@ -60,7 +72,34 @@ static __attribute__((noinline)) sums16 pairs_added(sums16 sum, const bf16 *pair
 }
 
 static inline sums16 no_sums(void) { return (sums16){0}; }
+static inline sums16 sums_loaded(const float *from) { return *(const sums16 *)from; }
 static inline void sums_stored(float *to, sums16 sum) { *(sums16 *)to = sum; }
+
+static inline sums16 bf16_loaded(const bf16 *from) {
+    sums16 found;
+    for (int n = 0; n < 16; n++) found[n] = from_bits((uint32_t)from[n] << 16);
+    return found;
+}
+
+/* VCVTNEPS2BF16: to the nearest, of two the even one; denormal values become zero. */
+static inline void bf16_stored(bf16 *to, sums16 sum) {
+    for (int n = 0; n < 16; n++) {
+        uint32_t bits = to_bits(tile_flushed(sum[n]));
+        to[n] = sum[n] != sum[n] ? bits >> 16 | 0x40 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    }
+}
+
+/* The larger and the smaller of both; NaN in `x` stays. */
+static inline sums16 not_below(sums16 x, float bound) {
+    for (int n = 0; n < 16; n++) x[n] = x[n] < bound ? bound : x[n];
+    return x;
+}
+
+static inline sums16 not_above(sums16 x, float bound) {
+    for (int n = 0; n < 16; n++) x[n] = x[n] > bound ? bound : x[n];
+    return x;
+}
+
 static int64_t amx_permitted(void) { return 1; }
 
 #else
@@ -88,14 +127,25 @@ static const struct {
 #define TILE_STORE(t, to, step) _tile_stored(t, to, step)
 #define TILE_DP(sum, a, b) _tile_dpbf16ps(sum, a, b)
 
-static inline __attribute__((always_inline)) FOR_AVX512 sums16 pairs_added(sums16 sum, const bf16 *pair, const bf16 *row) {
+#define INLINE512 static inline __attribute__((always_inline)) FOR_AVX512
+
+INLINE512 sums16 pairs_added(sums16 sum, const bf16 *pair, const bf16 *row) {
     int32_t both;
     __builtin_memcpy(&both, pair, sizeof both);
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(row), (__m512bh)_mm512_set1_epi32(both));
 }
 
-static inline __attribute__((always_inline)) FOR_AVX512 sums16 no_sums(void) { return _mm512_setzero_ps(); }
-static inline __attribute__((always_inline)) FOR_AVX512 void sums_stored(float *to, sums16 sum) { _mm512_storeu_ps(to, sum); }
+INLINE512 sums16 no_sums(void) { return _mm512_setzero_ps(); }
+INLINE512 sums16 sums_loaded(const float *from) { return _mm512_loadu_ps(from); }
+INLINE512 void sums_stored(float *to, sums16 sum) { _mm512_storeu_ps(to, sum); }
+
+INLINE512 sums16 bf16_loaded(const bf16 *from) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
+}
+
+INLINE512 void bf16_stored(bf16 *to, sums16 sum) { _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(sum)); }
+INLINE512 sums16 not_below(sums16 x, float bound) { return _mm512_max_ps(_mm512_set1_ps(bound), x); }
+INLINE512 sums16 not_above(sums16 x, float bound) { return _mm512_min_ps(_mm512_set1_ps(bound), x); }
 
 /* Linux keeps the tiles' registers from a process until it asks for them (ARCH_REQ_XCOMP_PERM of XTILEDATA). Asked once. */
 static int64_t amx_permitted(void) {

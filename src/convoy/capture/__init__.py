@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from convoy.capture.aot_graph import capture_traced
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
 from convoy.capture.captured import Captured, captured_function, to_double
 from convoy.capture.inference import capture_inference, capture_with_original
-from convoy.capture.training import TrainingCapture, capture_training
+
+if TYPE_CHECKING:
+    from convoy.capture.aot_graph import capture_traced as capture_traced
+    from convoy.capture.training import TrainingCapture as TrainingCapture
+    from convoy.capture.training import capture_training as capture_training
 
 __all__ = [
     "Captured",
@@ -17,3 +23,18 @@ __all__ = [
     "captured_function",
     "to_double",
 ]
+
+_LAZY: Final = {
+    "capture_traced": "convoy.capture.aot_graph",
+    "TrainingCapture": "convoy.capture.training",
+    "capture_training": "convoy.capture.training",
+}
+"""Names that few sessions use, and where they are defined: training traces by AOTAutograd, inference does not."""
+
+
+if not TYPE_CHECKING:  # else every misspelt name would pass for one of the package
+
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

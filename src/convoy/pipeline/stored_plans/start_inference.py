@@ -11,6 +11,7 @@ from torch import nn
 from convoy.engines.torch_flags import convolutions
 from convoy.graph.randomness import draws_random
 from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.least_error import least_error
 from convoy.pipeline.check.net_check import NetCheck
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.isolation import IsolatedCopy
@@ -67,7 +68,7 @@ class InferenceStart:
 
     def _why_wrong(self, program: Program, record: PlanRecord, said: list[str]) -> str:
         """Why the outputs are wrong; empty if they are right. What the user must be told of PyTorch's own is added to `said`."""
-        least = end_to_end.least_error(str(self.settings.numerics))
+        least = least_error(str(self.settings.numerics), self.net.captured.graph)
         random = any(map(draws_random, self.net.captured.graph.nodes))
         if not random and self._agrees(program, record, least):
             return ""

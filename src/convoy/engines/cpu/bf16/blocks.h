@@ -5,24 +5,25 @@
 #define STEP 32         /* values of the reduction in a step */
 #define COLUMNS 64      /* floats of a row of sums: the most channels of a block */
 #define TILE_VALUES 512 /* of a step of a tile's weights */
-#define AHEAD 4         /* steps before its use that a weight is fetched, where `ahead` says so */
 #define VECTOR_SUMS 24
 
 typedef struct {
     const bf16 *a, *b;
     int64_t a_step, b_step;  /* values from row to row, and from tile to tile */
-    int64_t rows, steps, ahead;
+    int64_t rows, steps;
+    const bf16 *next;        /* weights that are used soon; so many lines of them are fetched in each step */
+    int64_t fetch;
     float *sums; /* [rows][COLUMNS] */
 } Block;
 
-#define FETCH(weight)                                                                             \
-    if (u->ahead)                                                                                 \
-        for (int line_ = 0; line_ < 16; line_++) __builtin_prefetch((weight) + AHEAD * TILE_VALUES + line_ * 32, 0, 2)
+/* Lines of the next block's weights, so that they come from memory while this block is computed. */
+#define FETCH(from)                                                                           \
+    for (int64_t line = 0; line < u->fetch; line++) __builtin_prefetch((from) + line * 32, 0, 2); \
+    (from) += u->fetch * 32
 
 /* Up to two tiles of rows by two of channels. */
-
 INLINE FOR_AMX void tiles_2x2(const int m, const int n, const Block *u) {
-    const bf16 *a = u->a, *b = u->b;
+    const bf16 *a = u->a, *b = u->b, *next = u->next;
     int64_t a_bytes = u->a_step * 2;
     TILE_ZERO(0);
     if (n > 1) TILE_ZERO(1);
@@ -32,11 +33,10 @@ INLINE FOR_AMX void tiles_2x2(const int m, const int n, const Block *u) {
         TILE_LOAD(4, a, a_bytes);
         TILE_LOAD(6, b, 64);
         TILE_DP(0, 4, 6);
-        FETCH(b);
+        FETCH(next);
         if (n > 1) {
             TILE_LOAD(7, b + u->b_step, 64);
             TILE_DP(1, 4, 7);
-            FETCH(b + u->b_step);
         }
         if (m > 1) {
             TILE_LOAD(5, a + 16 * u->a_step, a_bytes);
@@ -52,7 +52,7 @@ INLINE FOR_AMX void tiles_2x2(const int m, const int n, const Block *u) {
 
 /* One tile of rows by up to four of channels. */
 INLINE FOR_AMX void tiles_1x4(const int n, const Block *u) {
-    const bf16 *a = u->a, *b = u->b;
+    const bf16 *a = u->a, *b = u->b, *next = u->next;
     TILE_ZERO(0);
     if (n > 1) TILE_ZERO(1);
     if (n > 2) TILE_ZERO(2);
@@ -61,21 +61,18 @@ INLINE FOR_AMX void tiles_1x4(const int n, const Block *u) {
         TILE_LOAD(4, a, u->a_step * 2);
         TILE_LOAD(5, b, 64);
         TILE_DP(0, 4, 5);
-        FETCH(b);
+        FETCH(next);
         if (n > 1) {
             TILE_LOAD(6, b + u->b_step, 64);
             TILE_DP(1, 4, 6);
-            FETCH(b + u->b_step);
         }
         if (n > 2) {
             TILE_LOAD(7, b + 2 * u->b_step, 64);
             TILE_DP(2, 4, 7);
-            FETCH(b + 2 * u->b_step);
         }
         if (n > 3) {
             TILE_LOAD(5, b + 3 * u->b_step, 64);
             TILE_DP(3, 4, 5);
-            FETCH(b + 3 * u->b_step);
         }
     }
     TILE_STORE(0, u->sums, COLUMNS * 4);
@@ -97,7 +94,7 @@ static FOR_AMX void amx_block(const Block *u, int64_t tiles) {
     }
     for (int64_t row = 0; row < u->rows; row += 16) {
         Block part = *u;
-        part.a += row * u->a_step, part.sums += row * COLUMNS, part.ahead &= row == 0;
+        part.a += row * u->a_step, part.sums += row * COLUMNS, part.fetch = row ? 0 : u->fetch;
         switch (tiles) {
         case 1: tiles_2x2(1, 1, &part); break;
         case 2: tiles_2x2(1, 2, &part); break;
@@ -110,14 +107,15 @@ static FOR_AMX void amx_block(const Block *u, int64_t tiles) {
 
 INLINE FOR_AVX512 void vectors(const int rows, const int tiles, const Block *u, int64_t first) {
     sums16 sums[VECTOR_SUMS];
-    const bf16 *a = u->a + first * u->a_step, *b = u->b;
+    const bf16 *a = u->a + first * u->a_step, *b = u->b, *next = u->next;
     for (int i = 0; i < rows * tiles; i++) sums[i] = no_sums();
-    for (int64_t pair = 0; pair < u->steps * 16; pair++, a += 2, b += 32)
-        for (int j = 0; j < tiles; j++) {
-            const bf16 *row = b + j * u->b_step;
-            if (u->ahead) __builtin_prefetch(row + AHEAD * TILE_VALUES, 0, 2);
-            for (int i = 0; i < rows; i++) sums[i * tiles + j] = pairs_added(sums[i * tiles + j], a + i * u->a_step, row);
-        }
+    for (int64_t step = 0; step < u->steps; step++) {
+        FETCH(next);
+        for (int pair = 0; pair < 16; pair++, a += 2, b += 32)
+            for (int j = 0; j < tiles; j++)
+                for (int i = 0; i < rows; i++)
+                    sums[i * tiles + j] = pairs_added(sums[i * tiles + j], a + i * u->a_step, b + j * u->b_step);
+    }
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < tiles; j++) sums_stored(u->sums + (first + i) * COLUMNS + j * 16, sums[i * tiles + j]);
 }
@@ -129,7 +127,7 @@ INLINE FOR_AVX512 void vectors(const int rows, const int tiles, const Block *u, 
 static FOR_AVX512 void avx512_block(const Block *u, int64_t tiles) {
     Block part = *u;
     int64_t parts = up(u->rows, tiles <= 2 ? VECTOR_SUMS / 2 : VECTOR_SUMS / 4);
-    for (int64_t i = 0; i < parts; i++, part.ahead = 0) {
+    for (int64_t i = 0; i < parts; i++, part.fetch = 0) {
         int64_t first = u->rows * i / parts, rows = u->rows * (i + 1) / parts - first;
         if (tiles == 1) {
             switch (rows) {

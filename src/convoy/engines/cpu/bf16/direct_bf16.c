@@ -154,6 +154,7 @@ typedef struct {
     bf16 *panels;
     float *sums;
     int64_t channels, outputs, steps, pixels;
+    int64_t band, following; /* panels of the band, and tiles that follow in the unit */
 } Work;
 
 /* The same: of a block. */
@@ -178,7 +179,8 @@ static void add_block(const Work *w, int64_t panel, int64_t in_band, int64_t til
     Block u = {.rows = least(PANEL, w->pixels - first), .steps = w->steps, .b_step = w->steps * TILE_VALUES, .sums = w->sums};
     u.b = w->weight + tile * u.b_step;
     u.a_step = z->panel_step, u.a = w->panels + (z->in_place ? 0 : in_band) * PANEL * z->panel_step;
-    u.ahead = in_band == 0;
+    u.fetch = up(16 * least(tiles, w->following), w->band);
+    u.next = u.b + tiles * u.b_step + in_band * u.steps * u.fetch * 32;
 #ifdef BF16
     if (z->in_place && u.rows == PANEL) u.a_step = z->c, u.a = w->image + first * z->c;
 #endif
@@ -192,7 +194,7 @@ static void add_block(const Work *w, int64_t panel, int64_t in_band, int64_t til
     finish(e, w->sums);
 }
 
-static void add_unit(const Work *w, int64_t first_panel, int64_t last_panel, int64_t tile, int64_t last_tile, int64_t unit) {
+static void add_unit(Work *w, int64_t first_panel, int64_t last_panel, int64_t tile, int64_t last_tile, int64_t unit) {
     const Sizes *z = w->z;
     for (int64_t panel = first_panel; panel < last_panel; panel++) {
         int64_t rows = least(PANEL, w->pixels - panel * PANEL);
@@ -200,8 +202,10 @@ static void add_unit(const Work *w, int64_t first_panel, int64_t last_panel, int
         bf16 *to = w->panels + (z->in_place ? 0 : panel - first_panel) * PANEL * z->panel_step;
         gather_panel(z, to, w->image, panel * PANEL, rows, w->channels);
     }
+    w->band = last_panel - first_panel;
     for (int64_t tiles; tile < last_tile; tile += tiles) {
         tiles = least(last_tile - tile, z->channels / 16);
+        w->following = last_tile - tile - tiles;
         for (int64_t panel = first_panel; panel < last_panel; panel++)
             add_block(w, panel, panel - first_panel, tile, tiles, unit);
     }

@@ -48,7 +48,11 @@ class Index:
 
     def __add__(self, other: Index | int) -> Index:
         if isinstance(other, int):
-            return Index(self.terms, self.const + other, self.low + other, self.high + other)
+            return Index(self.terms, self.const + other, self.low + other, self.high + other) if other else self
+        if not other.terms:
+            return self + other.const
+        if not self.terms:
+            return other + self.const
         factors = dict(self.terms)
         for atom, factor in other.terms:
             factors[atom] = factors.get(atom, 0) + factor
@@ -58,8 +62,8 @@ class Index:
         return self + (-other if isinstance(other, int) else other * -1)
 
     def __mul__(self, factor: int) -> Index:
-        if factor == 0:
-            return number(0)
+        if factor == 1 or not factor:
+            return self if factor else number(0)
         ends = sorted((self.low * factor, self.high * factor))
         return Index(frozenset((atom, each * factor) for atom, each in self.terms), self.const * factor, *ends)
 

@@ -113,6 +113,14 @@ def _select(call: NodeCall) -> Tensor:
     return reshaped(sliced(tensor, place, first, first + 1), call.spec.shape)
 
 
+def _unbind(call: NodeCall) -> list[Tensor]:
+    x, dim = call.read(x=NEEDED, dim=0)
+    tensor = call.tensor(x)
+    place = dimension(dim, len(tensor.shape))
+    sides = (*tensor.shape[:place], *tensor.shape[place + 1 :])
+    return [reshaped(sliced(tensor, place, at, at + 1), sides) for at in range(tensor.shape[place])]
+
+
 def _tensors(call: NodeCall) -> tuple[list[Tensor], int]:
     items, dim = call.read(items=NEEDED, dim=0)
     if not isinstance(items, tuple):
@@ -241,6 +249,7 @@ MOVEMENT: Final[Mapping[str, Rule]] = {
     "slice.Tensor": _slice,
     "narrow.default": _narrow,
     "select.int": _select,
+    "unbind.int": _unbind,
     "cat": _cat,
     "stack": _stack,
     "pixel_shuffle": _pixel_shuffle,

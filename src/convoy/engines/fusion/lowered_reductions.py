@@ -71,6 +71,16 @@ def _pool(call: NodeCall) -> Tensor:
     return Windowed(call.spec.shape, tensor, pool)
 
 
+def _norm(call: NodeCall) -> Tensor:
+    """The root of the sum of squares."""
+    x, order, dims, _, dtype = call.read(x=NEEDED, order=2, dims=None, keepdim=False, dtype=None)
+    if order != 2 or (dtype is not None and not isinstance(dtype, Symbol)):
+        raise NotFusibleError(f"does not know this form of {call.node.op}")
+    tensor = call.tensor(x)
+    squares = reduced(elementwise("square", tensor), _dims(dims, len(tensor.shape)), "sum")
+    return reshaped(elementwise("sqrt", squares), call.spec.shape)
+
+
 def _softmax(call: NodeCall) -> Tensor:
     x, dim, extra = call.read(x=NEEDED, dim=NEEDED, extra=None)
     if isinstance(extra, Symbol) or extra not in (None, False):
@@ -127,4 +137,5 @@ REDUCTIONS: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default"), _softmax),
     **dict.fromkeys(("layer_norm", "native_layer_norm"), _layer_norm),
     "rms_norm": _rms_norm,
+    "linalg_vector_norm": _norm,
 }

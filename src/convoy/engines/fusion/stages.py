@@ -32,6 +32,9 @@ UNITS: Final = 132
 _ENOUGH_ELEMENTS: Final = 16384
 """Elements of a block from which more blocks are worth another launch: a multiprocessor reads 32 KB in about a microsecond."""
 
+_MOST_ELEMENTS: Final = 1 << 17
+"""Elements of a block beyond which other engines are faster, where a row cannot be cut because one reduction reads another."""
+
 _PART_ELEMENTS: Final = 8192
 """Elements of a block after the cut."""
 
@@ -110,10 +113,17 @@ def split_cut(rows: RowLayout, blocks: int, number: int) -> WorkspaceCut | None:
         rows: the rows of a kernel.
         blocks: its blocks.
         number: how many values are in the workspace already.
+
+    Raises:
+        NotFusibleError: they are far too long, and cannot be cut.
     """
     elements = rows.count * rows.length // blocks
     nested = any(is_reducing(each.of) for each in rows.reductions)
-    if nested or blocks >= UNITS // 2 or elements < _ENOUGH_ELEMENTS:
+    if blocks >= UNITS // 2 or elements < _ENOUGH_ELEMENTS:
+        return None
+    if nested:
+        if elements > _MOST_ELEMENTS:
+            raise NotFusibleError(f"computes rows of {rows.length} elements in {blocks} blocks, too few to be fast")
         return None
     parts = _parts(rows, max(2, min(elements // _PART_ELEMENTS, 2 * UNITS // blocks)))
     if not parts:

@@ -150,6 +150,15 @@ def upsampled(shape, factor, dtype="fp16", layout="nhwc"):
     return b.problem(b.op("cat.default", (up, b.given(n, c, h * factor, w * factor)), 1))
 
 
+def attention_heads(images, tokens, heads, size, dtype="fp16"):
+    """Queries, keys and values of one product, by heads; the queries scaled."""
+    b = Builder(dtype, "any")
+    x = b.given(images, tokens, 3 * heads * size)
+    v = b.op("permute.default", b.op("view.default", x, (images, tokens, 3, heads, size)), (2, 0, 3, 1, 4))
+    q, k, w = b.op("unbind.int", v)
+    return b.problem(b.op("mul.Scalar", q, 0.25), b.op("transpose.int", k, 2, 3), b.op("clone.default", w))
+
+
 def bilinear(shape, size, align, dtype="fp16", layout="nhwc"):
     """Bilinear upsampling behind an activation, added to a skip connection."""
     b = Builder(dtype, layout)
@@ -182,8 +191,7 @@ def response_norm(shape, dtype="fp16", layout="nhwc"):
     b = Builder(dtype, layout)
     x = b.given(*shape)
     weight = b.given(1, shape[1], 1, 1, kind="constant")
-    squares = b.op("sum.dim_IntList", b.op("mul.Tensor", x, x), (2, 3), True)
-    size = b.op("sqrt.default", squares)
+    size = b.op("linalg_vector_norm.default", x, 2, (2, 3), True)
     share = b.op("div.Tensor", size, b.op("add.Scalar", b.op("mean.dim", size, (1,), True), 1e-6))
     scaled = b.op("mul.Tensor", b.op("mul.Tensor", x, share), weight)
     return b.problem(b.op("add.Tensor", scaled, x))
@@ -241,6 +249,7 @@ CASES = {
     "softmax, rows": softmax((5, 1000), 1, "fp32"),
     "upsampling": upsampled((2, 16, 3, 4), 2),
     "upsampling, nchw": upsampled((1, 5, 3, 3), 3, "fp32", "nchw"),
+    "attention heads": attention_heads(2, 7, 3, 8),
     "bilinear": bilinear((1, 16, 4, 5), (8, 10), False),
     "bilinear, corners": bilinear((2, 3, 4, 5), (9, 7), True, "fp32", "nchw"),
     "bilinear, one row": bilinear((1, 8, 1, 3), (4, 5), True, "bf16"),

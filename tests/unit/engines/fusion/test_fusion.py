@@ -11,7 +11,7 @@ from convoy.engines.fusion.index_math import Var, number, variable
 from convoy.engines.hopper.nvrtc_kernel import absence
 from convoy.problem import Knobs, LinearProblem
 from convoy.target import Target
-from tests.unit.engines.fusion.cases import CASES, chain, gate, layer_norm, mean, pool, pools
+from tests.unit.engines.fusion.cases import CASES, chain, gate, layer_norm, mean, pool, pools, softmax
 from tests.unit.engines.fusion.emulated import code_for, judged, library
 
 H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20, (("torch", "2.13.0"),))
@@ -153,6 +153,7 @@ def text_of(*lines, shape="fp16[1,8,4,4]"):
         (text_of("%y: fp16[1,8,4,4] = aten.relu.default(%x)", "return %y"), "no faster than ATen for a single aten.relu"),
         (text_of("%y: fp16[1,4,4,8] = aten.permute.default(%x, (0, 2, 3, 1))", "return %y"), "no faster than ATen"),
         (pools((1, 8, 9, 9), count=5), "needs more than 4 kernels"),
+        (softmax((1, 1 << 19), 1), "too few to be fast"),
         (mean((0, 8, 4, 4)), "needs tensors of 1 to"),
         (replace(gate((1, 8, 4, 4)), text=gate((1, 8, 4, 4)).text.replace("fp16", "fp64")), "got fp64"),
         (replace(gate((1, 8, 4, 4)), layout="blocked"), "blocked"),

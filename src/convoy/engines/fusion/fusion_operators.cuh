@@ -58,6 +58,24 @@ DEVICE float op_elu(float v, float alpha, float scale, float input_scale) {
   return v > 0.f ? v * scale : v <= 0.f ? expm1f(v * input_scale) * alpha * scale : v;
 }
 
+DEVICE float op_threshold_backward(float dy, float x, float limit) { return x <= limit ? 0.f : dy; }
+DEVICE float op_hardtanh_backward(float dy, float x, float low, float high) { return x <= low || x >= high ? 0.f : dy; }
+DEVICE float op_leaky_relu_backward(float dy, float x, float slope) { return x > 0.f ? dy : dy * slope; }
+DEVICE float op_hardsigmoid_backward(float dy, float x) { return x > -3.f && x < 3.f ? dy / 6.f : 0.f; }
+DEVICE float op_hardswish_backward(float dy, float x) {
+  return x < -3.f ? 0.f : x <= 3.f ? dy * (x / 3.f + 0.5f) : dy;
+}
+DEVICE float op_silu_backward(float dy, float x) {
+  const float s = op_sigmoid(x);
+  return dy * s * (1.f + x * (1.f - s));
+}
+DEVICE float op_sigmoid_backward(float dy, float y) { return dy * (1.f - y) * y; }
+DEVICE float op_tanh_backward(float dy, float y) { return dy * (1.f - y * y); }
+DEVICE float op_gelu_backward(float dy, float x) {
+  const float below = 0.5f * (1.f + erff(x * 0.70710678118654752f));
+  return dy * (below + x * 0.39894228040143268f * expf(-0.5f * x * x));
+}
+
 DEVICE float between(float a, float b, float share) { return a * (1.f - share) + b * share; }
 
 DEVICE float op_round_fp16(float v) { return to_float(from_float<Half>(v)); }

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from convoy.engines.fusion.node_call import NEEDED, NodeCall, dimension, numeric
-from convoy.engines.fusion.operators import BINARY, NUMBERS, SAME, UNARY
+from convoy.engines.fusion.operators import BACKWARD, BINARY, NUMBERS, SAME, UNARY
 from convoy.engines.fusion.tensors import Elementwise, NotFusibleError, Reshaped, Tensor, broadcast
 from convoy.graph.ir import Arg, Ref, Symbol
 
@@ -58,6 +58,23 @@ def _with_numbers(call: NodeCall) -> Tensor:
     names = NUMBERS[call.operator]
     x, *values = call.read(x=NEEDED, **dict(names))
     return elementwise(call.operator, call.fitted(x), numbers=tuple(map(numeric, values)))
+
+
+_MORE: Final[Mapping[str, Mapping[str, Arg]]] = {
+    "leaky_relu_backward": {"result": False},
+    "gelu_backward": {"approximate": "none"},
+}
+"""Arguments of gradients that have only one known value."""
+
+
+def _backward(call: NodeCall) -> Tensor:
+    """A gradient, from dy and what the forward pass kept."""
+    names = BACKWARD[call.operator]
+    extra = _MORE.get(call.operator, {})
+    dy, x, *values = call.read(dy=NEEDED, x=NEEDED, **dict(names), **extra)
+    if extra and values.pop() not in (False, "none"):
+        raise NotFusibleError(f"does not know this form of {call.node.op}")
+    return elementwise(call.operator, call.fitted(dy), call.fitted(x), numbers=tuple(map(numeric, values)))
 
 
 def _clamp(call: NodeCall) -> Tensor:
@@ -183,6 +200,7 @@ ELEMENTWISE: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(BINARY, _binary),
     **dict.fromkeys(("add", "sub", "rsub"), _sum),
     **dict.fromkeys(NUMBERS, _with_numbers),
+    **dict.fromkeys(BACKWARD, _backward),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
     **dict.fromkeys(SAME, _same),
     **dict.fromkeys(("_to_copy", "to"), _cast),

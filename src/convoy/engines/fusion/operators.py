@@ -16,6 +16,19 @@ BINARY: Final = frozenset({
 })  # fmt: skip
 """`aten.NAME.Tensor(x, y)`, `aten.NAME.Scalar(x, 2.0)` and, for some, `aten.NAME.default(x, y)`."""
 
+BACKWARD: Final[Mapping[str, tuple[tuple[str, float], ...]]] = {
+    "threshold_backward": (("threshold", 0.0),),
+    "hardtanh_backward": (("min_val", -1.0), ("max_val", 1.0)),
+    "leaky_relu_backward": (("negative_slope", 0.01),),
+    "hardswish_backward": (),
+    "hardsigmoid_backward": (),
+    "silu_backward": (),
+    "sigmoid_backward": (),
+    "tanh_backward": (),
+    "gelu_backward": (),
+}
+"""Gradients of elementwise operators, `aten.NAME.default(dy, x)`, with their numbers. Sigmoid's and tanh's x is the result."""
+
 NUMBERS: Final[Mapping[str, tuple[tuple[str, float], ...]]] = {
     "leaky_relu": (("negative_slope", 0.01),),
     "softplus": (("beta", 1.0), ("threshold", 20.0)),

@@ -150,6 +150,17 @@ def upsampled(shape, factor, dtype="fp16", layout="nhwc"):
     return b.problem(b.op("cat.default", (up, b.given(n, c, h * factor, w * factor)), 1))
 
 
+def gradients(shape, dtype="fp16", layout="nhwc"):
+    """Gradients of activations, summed."""
+    b = Builder(dtype, layout)
+    dy, x, total = b.given(*shape), b.given(*shape), None
+    numbers = {"threshold": (0.0,), "hardtanh": (-1.0, 0.5), "leaky_relu": (0.2, False)}
+    for name in ["threshold", "hardtanh", "leaky_relu", "hardswish", "hardsigmoid", "silu", "sigmoid", "tanh", "gelu"]:
+        made = b.op(f"{name}_backward.default", dy, x, *numbers.get(name, ()))
+        total = made if total is None else b.op("add.Tensor", total, made)
+    return b.problem(total)
+
+
 def attention_heads(images, tokens, heads, size, dtype="fp16"):
     """Queries, keys and values of one product, by heads; the queries scaled."""
     b = Builder(dtype, "any")
@@ -250,6 +261,8 @@ CASES = {
     "upsampling": upsampled((2, 16, 3, 4), 2),
     "upsampling, nchw": upsampled((1, 5, 3, 3), 3, "fp32", "nchw"),
     "attention heads": attention_heads(2, 7, 3, 8),
+    "gradients": gradients((2, 16, 3, 5)),
+    "gradients, fp32": gradients((1, 5, 3, 3), "fp32", "nchw"),
     "bilinear": bilinear((1, 16, 4, 5), (8, 10), False),
     "bilinear, corners": bilinear((2, 3, 4, 5), (9, 7), True, "fp32", "nchw"),
     "bilinear, one row": bilinear((1, 8, 1, 3), (4, 5), True, "bf16"),

@@ -1,5 +1,6 @@
 """cuda.fusion: every kernel right on the CPU, compiled for an absent GPU; subgraphs that it is not for."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -9,13 +10,17 @@ from convoy.engines.fusion.emitter import Emitter
 from convoy.engines.fusion.fusion import ENGINE
 from convoy.engines.fusion.index_math import Var, number, variable
 from convoy.engines.hopper.nvrtc_kernel import absence
+from convoy.perfdb import Database
+from convoy.perfdb.shipped import shipped_folder
 from convoy.problem import Knobs, LinearProblem
+from convoy.settings import Settings
 from convoy.target import Target
+from convoy.tune.search import search
 from tests.unit.engines.fusion.cases import CASES, chain, gate, layer_norm, mean, pool, pools, softmax
 from tests.unit.engines.fusion.emulated import code_for, judged, library
 
 H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20, (("torch", "2.13.0"),))
-SEEDS = range(60)
+SEEDS = range(45)
 NAMES = list(CASES)
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
@@ -174,6 +179,37 @@ def test_refusals_say_why(problem, says):
 def test_old_and_other_devices_are_refused():
     assert "capability 8.0" in ENGINE.supports(mean((1, 8, 4, 4)), replace(H100, arch="sm_75")).reason
     assert ENGINE.supports(mean((1, 8, 4, 4)), replace(H100, arch="sm_120"))
+
+
+def test_a_first_answer_waits_for_no_compiler(tmp_path):
+    target = shipped_target("NVIDIA H100 80GB HBM3")
+    problems = [
+        gate((1, 32, 56, 56)),
+        mean((1, 512, 7, 7), before="relu.default"),
+        pool("max_pool2d", (1, 64, 112, 112), (3, 3)),
+    ]
+    found = search(
+        problems,
+        engine_ids=("aten", "inductor", ENGINE.id),
+        target=target,
+        settings=Settings(effort="none", db=tmp_path / "perf.db"),
+        database=Database(tmp_path / "perf.db", shipped=shipped_folder()),
+        runner=None,
+    )
+    for problem in problems:
+        times = {row.config.engine: row.median_us for row in found.rows[problem.key] if row.ok}
+        assert min(times, key=times.__getitem__) == ENGINE.id, times
+        assert len(times) == 3
+
+
+def shipped_target(name):
+    """A device of which rows ship."""
+    described = [
+        json.loads(file.read_text()) for file in shipped_folder().iterdir() if file.name.endswith(".target.json")
+    ]
+    fields = next(each for each in described if each["name"] == name)
+    numbers = [fields[each] for each in ("units", "memory_bytes", "cache_bytes")]
+    return Target(fields["device"], name, fields["arch"], *numbers, tuple(sorted(fields["versions"].items())))
 
 
 def test_an_estimate_is_a_launch_and_a_pass_over_memory():

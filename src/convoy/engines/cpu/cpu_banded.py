@@ -236,6 +236,8 @@ class CpuBanded(CpuSubgraphEngine):
         if isinstance(plan, str):
             return plan
         for stage in plan.stages:
+            if stage.problem.x_dtype != "fp32":
+                return f"needs fp32, got {stage.problem.x_dtype}"
             support = stage.engine.supports(stage.problem, _CPU)
             if not support:
                 return support.reason

@@ -1,4 +1,4 @@
-"""cpu.direct: a dense convolution with its epilogue in NHWC, fp32, sums in registers, in C (direct.c; docs/kernels/cpu.md).
+"""cpu.direct: a dense convolution with its epilogue in NHWC, fp32 sums in registers, in C (direct.c; docs/kernels/cpu.md).
 
 A linear layer is one of 1x1.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +25,8 @@ import torch
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
-from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, as_convolution, in_tiles, taken
+from convoy.engines.cpu.native_launch import KernelSource, Native, NativeExecutable
+from convoy.engines.cpu.weight_tiles import ACTIVATIONS, STORED, as_convolution, in_tiles, storage_kernel, taken
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -70,10 +70,10 @@ def vectors() -> int:
     return 4 if lanes() == MOST_LANES or platform.machine() in ("aarch64", "arm64") else 2
 
 
-def kernel() -> KernelSource:
-    """The kernel for this machine's registers."""
-    flags = (*FLAGS, f"-DLANES={lanes()}", f"-DVECTORS={vectors()}", f"-DPIXELS={PIXELS}")
-    return KernelSource((PARALLEL_H, VECTORS_H, SOURCE), flags, CpuDirect.id, "convoy_direct")
+def kernel(dtype: str = "fp32") -> KernelSource:
+    """The kernel for this machine's registers and values of a dtype of `STORED`."""
+    found = storage_kernel(SOURCE, CpuDirect.id, "convoy_direct", dtype)
+    return replace(found, flags=(*found.flags, f"-DVECTORS={vectors()}", f"-DPIXELS={PIXELS}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class _DirectConvolution(NativeExecutable):
             residual=problem.epilogue.residual,
             threads=threads,
         )
-        self.use(kernel())
+        self.use(kernel(problem.x_dtype))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Weight and bias in tiles, and the zeros of a filter row."""
@@ -144,7 +144,7 @@ class _DirectConvolution(NativeExecutable):
 
 
 class CpuDirect(Engine):
-    """fp32 convolutions in nhwc and linear layers on a CPU."""
+    """Convolutions in nhwc and linear layers, in fp32 or bf16, on a CPU."""
 
     id = "cpu.direct"
     family = "direct"
@@ -153,12 +153,10 @@ class CpuDirect(Engine):
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Forward convolutions without groups in fp32 and nhwc, and linear layers, with a residual and an activation."""
+        """Forward convolutions without groups in nhwc, and linear layers, with a residual and an activation."""
         if isinstance(problem, LinearProblem):
-            if problem.dtype != "fp32":
-                return Support.no(f"needs fp32, got {problem.dtype}")
             problem = as_convolution(problem)
-        return taken(problem, target)
+        return taken(problem, target, dtypes=STORED)
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Sums that wait from one part of the weights to the next."""

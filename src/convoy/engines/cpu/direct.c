@@ -1,7 +1,7 @@
-/* LANES, the floats of a vector register, VECTORS, the registers of a tile, and PIXELS, of a block, are given by the compiler's
- * flags; activated.h stands before this.
+/* LANES, the floats of a vector register, VECTORS, the registers of a tile, PIXELS, of a block, and BF16, if values are stored so, are
+ * given by the compiler's flags; activated.h stands before this.
  *
- * A dense forward convolution in NHWC, fp32, with bias, residual and activation.
+ * A dense forward convolution in NHWC, computed in fp32, with bias, residual and activation.
  *
  * A block is some pixels of the result by one tile of output channels; its sums stay in registers while taps and input channels
  * go by, and an input value is multiplied with all of the tile at once. Where a filter row lies within the image for all pixels
@@ -26,8 +26,10 @@ typedef struct {
 
 typedef struct {
     const Sizes *z;
-    const float *image, *zeros, *weight, *bias, *residual; /* of one image and tile */
-    float *y, *held;                                       /* held: [pixels of the band][TILE] */
+    const stored *image, *zeros, *residual; /* of one image and tile */
+    const float *weight, *bias;
+    stored *y;
+    float *held;                                           /* [pixels of the band][TILE] */
     const char *ahead;                                     /* a block's share of the weights that follow this part's */
     int64_t step;                                          /* bytes of it for each input value */
     int64_t channels;                                      /* of the tile that are done here */
@@ -36,7 +38,7 @@ typedef struct {
 } Work;
 
 /* sums += a run of values of each pixel, times the weight's rows. */
-INLINE void add_run(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const float *const *x, int64_t length,
+INLINE void add_run(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const stored *const *x, int64_t length,
                     const float *weight, const char *ahead, int64_t step) {
     for (int64_t c = 0; c < length; c++) {
         vec row[VECTORS];
@@ -44,7 +46,7 @@ INLINE void add_run(const int pixels, const int vectors, vec sums[PIXELS][VECTOR
         __builtin_prefetch(x[c % LINE] + c + SOON, 0, 3);
         for (int v = 0; v < vectors; v++) row[v] = *(const vec *)(weight + c * TILE + v * LANES);
         for (int i = 0; i < pixels; i++) {
-            vec value = all_lanes(x[i][c]);
+            vec value = all_lanes(from_stored(x[i][c]));
             for (int v = 0; v < vectors; v++) sums[i][v] += value * row[v];
         }
     }
@@ -57,15 +59,15 @@ INLINE void finish(const int pixels, const int vectors, vec sums[PIXELS][VECTORS
         for (int v = 0; v < vectors; v++, at += LANES) {
             int64_t left = u->channels - v * LANES;
             if (left >= LANES) {
-                if (z->residual) sums[i][v] += *(const vec *)(u->residual + at);
-                *(vec *)(u->y + at) = activated(sums[i][v], z->activation);
+                if (z->residual) sums[i][v] += stored_lanes(u->residual + at);
+                put_stored_lanes(u->y + at, activated_for_storage(sums[i][v], z->activation));
             } else {
-                if (z->residual) sums[i][v] += first_lanes(u->residual + at, left);
-                put_first_lanes(u->y + at, activated(sums[i][v], z->activation), left);
+                if (z->residual) sums[i][v] += first_stored_lanes(u->residual + at, left);
+                put_first_stored_lanes(u->y + at, activated_for_storage(sums[i][v], z->activation), left);
             }
         }
     }
-    if (is_smooth(z->activation)) smooth_rows(u->y + first * z->k, z->k, pixels, u->channels, z->activation);
+    smooth_stored_rows(u->y + first * z->k, z->k, pixels, u->channels, z->activation);
 }
 
 typedef struct {
@@ -76,7 +78,8 @@ typedef struct {
 INLINE void add_within(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, const Places *at) {
     const Sizes *z = u->z;
     int64_t length = z->s * (u->last_c - u->first_c), down = z->dilation_h * z->w * z->c;
-    const float *x[LINE], *weight = u->weight + (u->first_r * z->s * z->c + u->first_c) * TILE;
+    const stored *x[LINE];
+    const float *weight = u->weight + (u->first_r * z->s * z->c + u->first_c) * TILE;
     const char *ahead = u->ahead;
     for (int i = 0; i < LINE; i++) {
         int pixel = i < pixels ? i : 0;
@@ -96,7 +99,7 @@ INLINE void add_at_borders(const int pixels, const int vectors, vec sums[PIXELS]
     const char *ahead = u->ahead;
     for (int64_t r = u->first_r; r < u->last_r; r++)
         for (int64_t s = 0; s < z->s; s++, ahead += u->step * length) {
-            const float *x[LINE];
+            const stored *x[LINE];
             int64_t any = 0;
             for (int i = 0; i < pixels; i++) {
                 int64_t row = at->row[i] + r * z->dilation_h, column = at->column[i] + s * z->dilation_w;
@@ -174,9 +177,11 @@ static void add_parts(Work *u, int64_t first_block, int64_t last_block, int64_t 
 
 /* The whole problem: x, weight, bias (padded to whole tiles), residual or NULL, y, as many zeros as a filter row has values, and
  * `threads` slots of `slot_floats` or NULL. */
-void convoy_direct(const Sizes *z, void *const *tensors) {
-    const float *x = tensors[0], *weight = tensors[1], *bias = tensors[2], *residual = tensors[3], *zeros = tensors[5];
-    float *y = tensors[4], *workspace = tensors[6];
+void NAMED(convoy_direct)(const Sizes *z, void *const *tensors) {
+    const stored *x = tensors[0], *residual = tensors[3], *zeros = tensors[5];
+    const float *weight = tensors[1], *bias = tensors[2];
+    stored *y = tensors[4];
+    float *workspace = tensors[6];
     int64_t pixels = z->p * z->q, blocks = up(pixels, PIXELS), registers = up(z->k, LANES);
     int64_t units = z->n * z->bands * z->groups;
     PARALLEL_FOR(static, unit, units, least(z->threads, units)) {

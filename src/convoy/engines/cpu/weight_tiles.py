@@ -91,7 +91,7 @@ def as_convolution(problem: LinearProblem) -> ConvProblem:
 
 
 def in_tiles(problem: ConvProblem, constants: Sequence[torch.Tensor], tile: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight as [tiles, r, s, c, tile] and the bias as [tiles · tile], zero for channels that are not there.
+    """The weight as [tiles, r, s, c, tile] and the bias as [tiles · tile], in fp32, zero for channels that are not there.
 
     Args:
         problem: the convolution.
@@ -99,7 +99,7 @@ def in_tiles(problem: ConvProblem, constants: Sequence[torch.Tensor], tile: int)
         tile: output channels of a tile.
     """
     tiles = -(-problem.k // tile)
-    weight = constants[0].detach()
+    weight = constants[0].detach().float()
     padded = weight.new_zeros(tiles * tile, problem.c, problem.r, problem.s)
     padded[: problem.k] = weight.view(-1, *padded.shape[1:])
     bias = weight.new_zeros(tiles * tile)

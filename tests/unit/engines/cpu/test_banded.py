@@ -142,7 +142,7 @@ MANY = PART_BYTES // (4 * tile()) + 76
         (SubgraphProblem(BASE.text.replace("constant %w1", "input %w1"), "nhwc"), "with constant weights"),
         (SubgraphProblem(BASE.text.replace("return %s", "return %s, %a0"), "nhwc"), "that each read the result before"),
         (SubgraphProblem(BASE.text.replace("conv2d(%a0", "conv2d(%a0x", 1), "nhwc"), "a0x"),
-        (piece((1, 8, 9, 9), inverted(8, 24, 8), dtype="fp16"), "needs fp32, got fp16"),
+        (piece((1, 8, 9, 9), inverted(8, 24, 8), dtype="bf16"), "needs fp32, got bf16"),
         (
             piece((1, 8, 9, 9), [Part(MANY), Part(0, 3, pad=1), Part(16)]),
             f"whole tiles, got {MANY} input and 16 output channels",

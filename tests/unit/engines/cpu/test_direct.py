@@ -66,10 +66,10 @@ def launched(problem: ConvProblem, args: tuple[torch.Tensor, ...], constants: tu
     return y
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("dtype", "threads"), [("fp32", 1), ("fp32", 3), ("bf16", 1)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_integers_are_exact_however_a_problem_is_cut(shape: str, threads: int) -> None:
-    problem = SHAPES[shape]
+def test_integers_are_exact_however_a_problem_is_cut(shape: str, dtype: str, threads: int) -> None:
+    problem = replace(SHAPES[shape], x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype)
     assert ENGINE.supports(problem, CPU), ENGINE.supports(problem, CPU).reason
     before = torch.get_num_threads()
     try:
@@ -102,6 +102,7 @@ def test_any_number_of_pixels(pixels: int) -> None:
 LINEAR = {
     "one row": LinearProblem(1, 700, 130, epilogue=RELU),
     "some rows": LinearProblem(8, 33, 65, epilogue=FULL),
+    "bf16": LinearProblem(3, 33, 65, "bf16", "half", FULL),
     "in parts": LinearProblem(3, 1100, 20, epilogue=Epilogue()),
     "a value": LinearProblem(1, 1, 1, numerics="strict"),
     "no row": LinearProblem(0, 8, 8),
@@ -119,7 +120,7 @@ def test_linear_layers_are_convolutions_of_one_pixel(name: str) -> None:
         assert verdict.ok, verdict.reason
     refused = ENGINE.supports(replace(problem, dtype="fp16"), CPU)
     assert not refused
-    assert "needs fp32, got fp16" in refused.reason
+    assert "needs fp32 or bf16, got fp16" in refused.reason
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5, 16])
@@ -174,7 +175,7 @@ def test_threads_share_tiles_where_there_are_few_pixels() -> None:
     [
         ({"layout": "nchw"}, "needs layout nhwc"),
         ({"groups": 2}, "needs groups = 1"),
-        ({"x_dtype": "fp16", "weight_dtype": "fp16", "y_dtype": "fp16", "numerics": "as_torch"}, "needs fp32"),
+        ({"x_dtype": "fp16", "weight_dtype": "fp16", "y_dtype": "fp16", "numerics": "as_torch"}, "needs fp32 or bf16"),
         ({"direction": "dgrad", "epilogue": Epilogue()}, "computes fprop"),
     ],
     ids=["layout", "groups", "dtype", "direction"],
@@ -199,10 +200,11 @@ int main(void) {
                         int64_t blocks = up(p * q, PIXELS), bands = blocks > 2 ? 3 : 1, slot = up(blocks, bands) * PIXELS * TILE;
                         Sizes z = {2, c, h, w, k, side, side, pad, pad, stride, stride, 1, 1, p, q, RELU, 1,
                                    bands, 2, part_r, side > 1 ? c : part, 1, slot};
-                        float *x = calloc(2 * c * h * w, 4), *weight = calloc(2 * TILE * side * side * c, 4);
-                        float *bias = calloc(2 * TILE, 4), *residual = calloc(2 * k * p * q, 4), *y = calloc(2 * k * p * q, 4);
-                        float *zeros = calloc(side * c, 4), *workspace = calloc(slot, 4);
-                        convoy_direct(&z, (void *const[]){x, weight, bias, residual, y + MISSING, zeros, workspace});
+                        float *weight = calloc(2 * TILE * side * side * c, 4), *bias = calloc(2 * TILE, 4);
+                        float *workspace = calloc(slot, 4);
+                        stored *x = calloc(2 * c * h * w, sizeof *x), *zeros = calloc(side * c, sizeof *x);
+                        stored *residual = calloc(2 * k * p * q, sizeof *x), *y = calloc(2 * k * p * q, sizeof *x);
+                        NAMED(convoy_direct)(&z, (void *const[]){x, weight, bias, residual, y + MISSING, zeros, workspace});
                         free(x), free(weight), free(bias), free(residual), free(y), free(zeros), free(workspace);
                     }
     return 0;
@@ -211,11 +213,11 @@ int main(void) {
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-@pytest.mark.parametrize("lanes", [4, 8])
-def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: int) -> None:
+@pytest.mark.parametrize("flags", [("-DLANES=4",), ("-DLANES=8", "-DBF16")], ids=["fp32", "bf16"])
+def test_it_reads_and_writes_nothing_else(tmp_path: Path, flags: tuple[str, ...], missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
     source = "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, VECTORS_H, cpu_direct.SOURCE)) + MAIN
-    flags = (f"-DLANES={lanes}", "-DVECTORS=2", f"-DPIXELS={PIXELS}", f"-DMISSING={missing}")
+    flags = (*flags, "-O0", "-DVECTORS=2", f"-DPIXELS={PIXELS}", f"-DMISSING={missing}")
     done = sanitized.run(tmp_path, source, *flags)
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 

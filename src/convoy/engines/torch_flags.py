@@ -56,6 +56,7 @@ def onednn_conv_flags() -> Any:
 
 
 _BENCHMARK = HeldFlag(lambda: torch.backends.cudnn, "benchmark", True)
+_NO_BENCHMARK = HeldFlag(lambda: torch.backends.cudnn, "benchmark", False)
 _DETERMINISTIC = HeldFlag(lambda: torch.backends.cudnn, "deterministic", True)
 _CUDNN_EXACT = HeldFlag(cudnn_conv_flags, "fp32_precision", "ieee")
 _ONEDNN_OFF = HeldFlag(lambda: torch.backends.mkldnn, "enabled", False)
@@ -84,6 +85,20 @@ def convolutions(numerics: str, device: torch.device, *, deterministic: bool = F
     if numerics == "strict" and onednn_conv_flags().fp32_precision not in ("none", "ieee"):
         return _ONEDNN_EXACT.held()
     return nullcontext()
+
+
+def unsearched_convolutions(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which torch's convolutions on CUDA run at once: by cuDNN's heuristics, without a search by the clock.
+
+    PyTorch keeps the first plan that it finds for a convolution, and would use it in later calls that do search. It keeps plans
+    of deterministic algorithms apart, so only those are allowed here: later calls search as if this one had not been made.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(_NO_BENCHMARK.held())
+    stack.enter_context(_DETERMINISTIC.held())
+    return stack
 
 
 def without_onednn() -> AbstractContextManager[object]:

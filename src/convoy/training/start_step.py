@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Generic, TypeVar
 
 import torch
 
-from convoy.engines.torch_flags import convolutions
+from convoy.engines.torch_flags import unsearched_convolutions
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.net import Net
@@ -56,10 +55,9 @@ class StepStart(Generic[_Result]):
         runnable = program.runnable
         assert runnable is not None
         stock = self.stock()
-        as_pytorch = partial(convolutions, "as_torch", self.inputs[0].device)
-        with as_pytorch(), fixed_seed():
+        with unsearched_convolutions(self.inputs[0].device), fixed_seed():
             theirs = stock.run()
-        with as_pytorch(), fixed_seed(), torch.no_grad():
+        with fixed_seed(), torch.no_grad():
             ours = runnable(self.inputs)[: self.results]
         if agrees(ours, theirs, record, end_to_end.LEAST_ERROR):
             return ""

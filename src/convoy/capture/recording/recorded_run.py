@@ -25,7 +25,7 @@ from convoy.capture.export import tracing
 from convoy.capture.functionalize import SimpleCalls, rewrite_calls
 from convoy.capture.recording.recorded_program import RecordedNesting, RecordedProgram, RecordedSignature
 from convoy.capture.recording.recorder_modes import RecordCalls, RefuseReadValues
-from convoy.engines.torch_flags import convolutions
+from convoy.engines.torch_flags import unsearched_convolutions
 from convoy.typed_torch import named_modules
 
 
@@ -136,7 +136,7 @@ class _Run:
         device = next((arg.device for arg in self._args if isinstance(arg, torch.Tensor)), torch.device("cpu"))
         try:
             with (
-                convolutions("as_torch", device),
+                unsearched_convolutions(device),
                 RefuseReadValues(self.refuse),
                 enable_python_dispatcher(),
                 RecordCalls(self.call),

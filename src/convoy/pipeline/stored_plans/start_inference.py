@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from convoy.engines.torch_flags import convolutions
+from convoy.engines.torch_flags import unsearched_convolutions
 from convoy.graph.randomness import draws_random
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.least_error import least_error
@@ -81,7 +81,9 @@ class InferenceStart:
     def _agrees(self, program: Program, record: PlanRecord, least: float) -> bool:
         twin = self.isolated.another()
         args, kwargs = self.isolated.arguments()
-        with torch.no_grad(), convolutions("as_torch", torch.device(self.net.target.device)), fixed_seed():
+        device = torch.device(self.net.target.device)
+        with torch.no_grad(), unsearched_convolutions(device), fixed_seed():
             stock = end_to_end.float_outputs(twin.model(*twin.args, **twin.kwargs))
+        with torch.no_grad(), fixed_seed():
             ours = end_to_end.float_outputs(program(args, kwargs))
         return agrees(ours, stock, record, least)

@@ -1,9 +1,11 @@
 """How long until a net's first answer, and does `time_s` hold? Question `first-answer`, each figure in a fresh process.
 
 - `first_s`: seconds of `convoy.optimize` at effort `none` and the first call, with torch imported; importing convoy counts. The
-  database and the caches of all compilers (Triton's, Inductor's, Convoy's own) are empty.
+  database and the caches of all compilers (Triton's, Inductor's, Convoy's own) are empty; Python's bytecode is there, as after
+  an installation.
 - `again_s`: the same with an empty database and the caches that the first process left: nothing is compiled twice.
-- `stored_s`: the same with the first process's database too: the call starts from the plan that was found there.
+- `stored_s`: the same with the first process's database too: the call starts from the plan that was found there (a busy machine's
+  verdict that nothing is faster than PyTorch is not stored: the notes say how often a plan was there).
 - `first_cpu_s`, ...: the processor time of the same, of the process and its children: what a busy machine disturbs less.
 - `overrun_10s`, ...: wall time of `convoy.optimize` with `time_s=10` as a multiple of it; `training_overrun_10s` of
   `convoy.training_step`. Compilers' caches are empty.
@@ -26,10 +28,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the repository, which holds the package `bench`
 
+from bench.shared.bytecode import compile_package
 from bench.shared.record import Recorder
 from bench.shared.rows import Row
 from bench.tuning.versions import CACHES
 
+import convoy
 from convoy.compare.runs.manifest import host
 
 WORDS = {
@@ -73,10 +77,12 @@ if device == "cuda":
     torch.cuda.synchronize()
 whole = time.perf_counter() - start
 from convoy.measurement import detect_target
+from convoy.pipeline.stored_plans.plan_store import FROM_DATABASE
 target = detect_target(device)
 plan = fast.plan
 print(json.dumps({
-    "call_s": took, "first_s": whole, "cpu_s": cpu() - before, "baseline": plan.baseline, "device": target.name,
+    "call_s": took, "first_s": whole, "cpu_s": cpu() - before, "baseline": plan.baseline,
+    "stored": any(note.startswith(FROM_DATABASE) for note in plan.notes), "device": target.name,
     "versions": " ".join(f"{key}={value}" for key, value in target.versions if key in ("torch", "cuda", "cudnn")),
 }))
 """
@@ -176,6 +182,7 @@ def main() -> None:
     parser.add_argument("--note", default="", help="on the state of the machine")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
+    compile_package(Path(convoy.__file__).parent)
     recorder: Recorder | None = None
     times = [float(word) for word in options.times.split(",") if word]
     for net in options.nets.split(","):
@@ -192,8 +199,10 @@ def main() -> None:
         about: dict[str, Any] = {
             "subject": net, "provider": "convoy", "batch": options.batch, "dtype": options.dtype, "processes": "own",
         }  # fmt: skip
+        used = sum(found["stored"]["stored"] for found in rounds)
+        started = f"the stored plan was used in {used} of {len(rounds)} rounds"
         load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-        note = "; ".join(filter(None, (options.note, load)))
+        note = "; ".join(filter(None, (options.note, load, started)))
         for metric, figures in figures_of(rounds).items():
             recorder.add(**about, metric=metric, unit="s", note=note, **figures)
             print(f"{net:20} {metric:12} {figures['p50']:8.2f} s   {note}", flush=True)

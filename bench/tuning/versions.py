@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.bytecode import compile_package
 from bench.shared.record import Recorder
 
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
@@ -106,6 +107,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     versions = {name: Path(folder).resolve() for name, _, folder in (one.partition("=") for one in options.version)}
+    for source in versions.values():
+        compile_package(source / "convoy")
     recorder: Recorder | None = None
     for net in options.nets.split(","):
         request = [net, options.batch, options.dtype, options.device, ROUNDS, CALLS]

@@ -163,8 +163,7 @@ class Engine(ABC):
     competes on the device. For a pattern of its own, see `fusions`."""
 
     only_its_patterns: ClassVar[bool] = False
-    """Whether a search asks it only about regions of its `patterns`: for an engine that could compute others, and builds too
-    long for that."""
+    """Whether a search asks it only about regions of its `patterns`, because it builds too long for others."""
 
     build_patience: ClassVar[float] = 1.0
     """How many times `Settings.timeout_s` a build may take."""
@@ -177,8 +176,7 @@ class Engine(ABC):
     pass over memory for each operator."""
 
     takes_all_nhwc: ClassVar[bool] = False
-    """Whether it takes every forward convolution in nhwc that tensor cores compute, whatever its sizes: where such an engine
-    competes, the quick search leaves nchw out."""
+    """Whether it takes every forward convolution in nhwc that tensor cores compute: the quick search then leaves nchw out."""
 
     skips_zeros: ClassVar[bool] = False
     """Whether its time depends on the zeros in its input: it is then measured for the shares that layers have
@@ -197,9 +195,11 @@ class Engine(ABC):
     quick_settings: ClassVar[int | None] = None
     """Settings tried besides the default at effort `quick`, where measurements show how many are enough; None: as usual."""
 
+    pure_space: ClassVar[bool] = False
+    """Whether its space depends on problem and target alone: it is then kept from session to session."""
+
     reads_mask: ClassVar[bool] = False
-    """Whether it is made for pruned weights: then problems with a mask are its own. All others are never asked for one, because
-    the same problem without the mask stands beside it and has their rows."""
+    """Whether it is made for pruned weights: problems with a mask are for such engines alone."""
 
     def competes(self, problem: Problem) -> bool:
         """Whether a problem is one of its own: those with a weight mask are for engines that read masks."""

@@ -31,6 +31,8 @@ TileConfigT = TypeVar("TileConfigT", bound=TileConfig)
 class TiledKernelEngine(Engine, Generic[TileConfigT]):
     """A GPU convolution engine of one kernel. A cost model orders the kernel's tile configurations by estimated time."""
 
+    pure_space = True
+
     tile_config: ClassVar[type[Any]]
     """The class of the engine's configurations, a `TileConfig`."""
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from convoy.engines.base import DETERMINISTIC, Engine
+from convoy.measurement.known_spaces import KnownSpaces
 from convoy.problem import EngineConfig, Knob, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
 
 
-def query_engine(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequence[Knobs]]:
+def query_engine(
+    engine: Engine, problem: Problem, target: Target, spaces: KnownSpaces | None = None
+) -> tuple[Support, Sequence[Knobs]]:
     """Whether an engine supports a problem, and its knob space.
 
     An engine that raises refuses, with the exception as the reason.
+
+    Args:
+        engine: the engine.
+        problem: the problem.
+        target: the device.
+        spaces: that target's known spaces; None: the engine is asked.
     """
     try:
         support = engine.accepts(problem, target)
-        space = engine.space(problem, target) if support else ()
+        space = (spaces.space(engine, problem) if spaces else engine.space(problem, target)) if support else ()
     except Exception as error:  # one broken engine must not end the search of the others
         return Support.no(f"raised {type(error).__name__} when asked: {error}"), ()
     if support and not space:
@@ -42,9 +51,11 @@ def deterministic_only(
     return [knobs for knobs in space if not reasons[knobs]], next(filter(None, reasons.values()), "")
 
 
-def offered_knobs(engine: Engine, problem: Problem, target: Target, *, deterministic: bool) -> tuple[list[Knobs], str]:
-    """The knobs that compete for a problem, and the reason if there are none."""
-    support, space = query_engine(engine, problem, target)
+def offered_knobs(
+    engine: Engine, problem: Problem, target: Target, *, deterministic: bool, spaces: KnownSpaces | None = None
+) -> tuple[list[Knobs], str]:
+    """The knobs that compete for a problem, and the reason if there are none; `spaces` as for `query_engine`."""
+    support, space = query_engine(engine, problem, target, spaces)
     space = select_for_determinism(space, deterministic=deterministic)
     if not deterministic or not support:
         return (space, "") if support and space else ([], support.reason)

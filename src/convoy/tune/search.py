@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from convoy.deadline import Deadline
 from convoy.engines.activation_sparsity import CURVE, SparsityBucket
 from convoy.engines.base import Engine
 from convoy.engines.competition import load_competitor
 from convoy.engines.manifest import BASELINE
+from convoy.measurement.known_spaces import KnownSpaces, known_spaces
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.reference_data import data_key
 from convoy.measurement.runner import Runner
@@ -112,16 +114,16 @@ def search(
     protocol = protocol_for(settings.effort, target.device)
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
-    with phase("spaces"):
-        tasks = [TuningTask(_space(p, engines, target, settings, baseline_only, zeros or {}, whole)) for p in distinct]
+    with phase("spaces"), known_spaces(target) as spaces:
+        make = partial(_space, engines=engines, target=target, settings=settings, spaces=spaces)
+        tasks = [TuningTask(make(p, baseline_only, zeros or {}, whole)) for p in distinct]
     source = PredictorSource(engines, target, protocol, database, settings.db)
     _take_stored_rows(tasks, target, protocol, database)
     if settings.effort is Effort.QUICK:
         _order_by_hints(tasks, source, protocol, target, database)
     cut = ""
     if settings.effort is not Effort.NONE:
-        with phase("measure"):
-            cut = StagedSearch(tasks, protocol, settings, target, database, runner, report, deadline).run()
+        cut = StagedSearch(tasks, protocol, settings, target, database, runner, report, deadline).run()
     return _with_predictions(tasks, source, protocol, settings.effort, cut, report, floor_of)
 
 
@@ -177,12 +179,14 @@ def _silent(done: int, total: int, message: str) -> None:
 
 def _space(
     problem: Problem,
-    engines: Sequence[Engine],
-    target: Target,
-    settings: Settings,
     baseline_only: Collection[str],
     zeros: Mapping[str, Collection[SparsityBucket]],
     whole: Collection[str],
+    *,
+    engines: Sequence[Engine],
+    target: Target,
+    settings: Settings,
+    spaces: KnownSpaces,
 ) -> SearchSpace:
     return SearchSpace(
         problem,
@@ -194,6 +198,7 @@ def _space(
         curve=CURVE if problem.key in zeros else (),
         measured_only=problem.key in whole,
         memory_counts=settings.memory_budget_bytes is not None,
+        spaces=spaces,
     )
 
 

@@ -9,6 +9,7 @@ from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE
 from convoy.errors import InputError
 from convoy.measurement.engine_space import offered_knobs
+from convoy.measurement.known_spaces import KnownSpaces
 from convoy.problem import EngineConfig, Problem
 from convoy.target import Target
 
@@ -27,6 +28,7 @@ class SearchSpace:
         curve: further percentages to offer for such engines.
         measured_only: whether no time is predicted.
         memory_counts: whether selection keeps to a memory budget, so that slower configs may be chosen for their memory.
+        spaces: the target's known spaces.
 
     Attributes:
         problem: as given.
@@ -53,6 +55,7 @@ class SearchSpace:
         curve: Collection[int] = (),
         measured_only: bool = False,
         memory_counts: bool = False,
+        spaces: KnownSpaces | None = None,
     ) -> None:
         self.problem = problem
         self.target = target
@@ -72,7 +75,7 @@ class SearchSpace:
                 continue
             if not engine.competes(problem):
                 continue  # it competes on the problem without the mask, which is always offered too
-            space, reason = offered_knobs(engine, problem, target, deterministic=deterministic)
+            space, reason = offered_knobs(engine, problem, target, deterministic=deterministic, spaces=spaces)
             if not space:
                 self.refusals[engine.id] = reason
                 continue

@@ -23,6 +23,7 @@ from convoy.settings import Effort, Settings
 from convoy.target import Target
 from convoy.tune.prior_rows import RowStore, SearchProgress, reusable_rows
 from convoy.tune.tuning_task import TuningTask
+from convoy.tuning_profile import phase
 
 SearchStage = Callable[[TuningTask, Protocol, Effort], Request | None]
 """Returns what a stage wants to measure next of a problem; None if nothing."""
@@ -58,7 +59,8 @@ class StagedSearch:
     def run(self) -> str:
         """Run all stages of all tasks until the time is up; returns how far it came, or an empty text if it completed."""
         try:
-            return self._run()
+            with phase("measure"):
+                return self._run()
         except KeyboardInterrupt:
             if not self._deadline.was_stopped:
                 raise

@@ -20,21 +20,31 @@ def cached(engine: str, key: Sequence[str], make: Callable[[], bytes], *, suffix
         make: makes the binary; its exceptions pass through.
         suffix: of the file's name: `.cubin`, or `.json` for what a library said.
     """
-    name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:24]
-    path = host_compiler.compiled_folder() / f"{engine}-{name}{suffix}"
-    folder = folder_at(path.parent)
-    found = None if folder is None else folder.read(path.name)
+    found = kept(engine, key, suffix)
     if found is None:
         found = make()
-        _write(path, found)
+        keep(engine, key, found, suffix)
     return found
 
 
-def _write(path: Path, body: bytes) -> None:
-    """Write the file atomically; a cache that cannot be written is ignored."""
+def kept(engine: str, key: Sequence[str], suffix: str) -> bytes | None:
+    """What `keep` wrote; None if it is not there, not whole, or could be somebody else's."""
+    path = _path(engine, key, suffix)
+    folder = folder_at(path.parent)
+    return None if folder is None else folder.read(path.name)
+
+
+def keep(engine: str, key: Sequence[str], body: bytes, suffix: str) -> None:
+    """Write a file atomically; a cache that cannot be written is ignored."""
+    path = _path(engine, key, suffix)
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".building-", delete=False) as file:
             file.write(summed(body, mark=False))
         Path(file.name).replace(path)
     except OSError:
         return
+
+
+def _path(engine: str, key: Sequence[str], suffix: str) -> Path:
+    name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:24]
+    return host_compiler.compiled_folder() / f"{engine}-{name}{suffix}"

@@ -80,6 +80,7 @@ class TritonDepthwiseEngine(Engine):
     family = "direct"
     devices = ("cuda",)
     trusted = False
+    pure_space = True
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """As many groups as input and output channels; at most 49 taps. fp32 is exact."""

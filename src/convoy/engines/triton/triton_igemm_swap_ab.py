@@ -66,6 +66,7 @@ class TritonSwapABEngine(Engine):
     devices = ("cuda",)
     writes_slices = True
     trusted = False
+    pure_space = True
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""

@@ -155,6 +155,7 @@ class TritonImplicitGemmEngine(Engine):
     writes_slices = True
     takes_all_nhwc = True
     trusted = False
+    pure_space = True
     version = 2
 
     def supports(self, problem: Problem, target: Target) -> Support:

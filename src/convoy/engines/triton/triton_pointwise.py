@@ -22,6 +22,7 @@ class PointwiseEngine(Engine):
     devices = ("cuda",)
     writes_slices = True
     trusted = False
+    pure_space = True
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """1x1 filters of stride 1 without padding, and linear layers, on Hopper; no exact fp32."""

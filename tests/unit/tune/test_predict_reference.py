@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from convoy.measurement.protocol import protocol_for
 from convoy.perfdb.row import Measurement, Status
+from convoy.perfdb.shipped import open_shipped, shipped_targets
 from convoy.perfdb.time_columns import TimeColumns
-from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem
+from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem, parse_problem
 from convoy.problem.layer_coordinates import coordinates_of, kind_of
+from convoy.settings import Effort
 from convoy.tune.fitted_roofline import Roofline, fit_roofline
 from convoy.tune.layer_samples import MAX_NEIGHBOURS
 from convoy.tune.predict import DISTANCE_PENALTY, TimePredictor
@@ -100,3 +103,24 @@ def test_a_cost_model_is_asked_once_for_each_row_that_is_near(rows: list[Measure
     asked.clear()
     predictor.predict(replace(problem, numerics="strict"), SPACE)
     assert not set(asked) & set(first)
+
+
+def test_shipped_columns_predict_what_their_rows_predict() -> None:
+    """Facts of problems are stored in shipped files, those of the user's rows are parsed: both must give the same times."""
+    target = shipped_targets()[0]
+    table = open_shipped(target)
+    assert table is not None
+    protocol = protocol_for(Effort.QUICK, "cuda").id
+    times = table.times(protocol, ())
+    some = times.taken(times.problem < 900)
+    keys = sorted(some.measured_problems())
+    plain = TimePredictor.from_rows([row for key in keys for row in table.lookup(key, protocol)])
+    stored = TimePredictor(some)
+    assert stored.roofline == plain.roofline
+    assert stored.measurements == plain.measurements > 500
+    configs = {
+        config.engine: [config] for config in map(EngineConfig.parse, some.configs.taken(slice(0, 400)).entries())
+    }
+    for key in keys[::97]:
+        problem = parse_problem(key)
+        assert stored.predict(problem, configs) == plain.predict(problem, configs)

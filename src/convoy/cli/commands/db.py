@@ -143,11 +143,14 @@ def export(
 ) -> None:
     """Write measurements to a file."""
     if shipped:
+        from convoy.measurement.device.known_peaks import export_peaks
+
         if problem or engine or status:
             raise InputError("--shipped", "other filters", "--target alone: results are shipped whole")
         with _open(db, create=False) as database:
             _check_names(database, engine="", target=target)
             paths = database.export_shipped(path, target=target)
+            paths += export_peaks(database.path, path, {written.name.partition(".")[0] for written in paths})
         for written in paths:
             say(f"written: {written}")
         return

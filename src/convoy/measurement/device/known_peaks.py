@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
@@ -122,6 +122,23 @@ def keep_peaks(known: DevicePeaks, database: Path | None) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def export_peaks(database: Path | None, folder: Path, targets: Collection[str]) -> list[Path]:
+    """Write the patient rates of targets in the form that ships with the package, and return the files.
+
+    Args:
+        database: the database's path, which the user's files lie beside; None for the default one.
+        folder: a folder that exists.
+        targets: digests of the targets.
+    """
+    path, written = (database or default_path()).expanduser(), list[Path]()
+    for digest in sorted(targets):
+        known = _read(path.with_name(f"{path.stem}-{digest}{SUFFIX}"))
+        if known is not None and not known.brief and known.target.digest == digest:
+            written.append(folder / f"{digest}{SUFFIX}")
+            written[-1].write_text(peaks_json(known), encoding="utf-8")
+    return written
 
 
 def _own_path(target: Target, database: Path | None) -> Path:

@@ -10,7 +10,14 @@ import pytest
 
 from convoy.errors import InputError
 from convoy.measurement import Peaks
-from convoy.measurement.device.known_peaks import DevicePeaks, find_peaks, keep_peaks, peaks_json, read_peaks
+from convoy.measurement.device.known_peaks import (
+    DevicePeaks,
+    export_peaks,
+    find_peaks,
+    keep_peaks,
+    peaks_json,
+    read_peaks,
+)
 from convoy.perfdb.shipped import shipped_folder
 from convoy.pipeline import ceilings
 from convoy.settings import Effort, Settings
@@ -84,6 +91,16 @@ def test_a_damaged_file_counts_as_none_and_is_written_anew(database: Path) -> No
 def test_a_folder_that_cannot_be_written_to_is_left_alone(tmp_path: Path) -> None:
     keep_peaks(DevicePeaks(HERE, RATES), tmp_path / "absent" / "perf.db")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_patient_rates_are_exported_in_the_shipped_form(database: Path, tmp_path: Path) -> None:
+    for target, brief in ((HERE, False), (NEWER, True)):
+        keep_peaks(DevicePeaks(target, RATES, brief=brief), database)
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    digests = {HERE.digest, NEWER.digest, OTHER.digest}
+    assert export_peaks(database, folder, digests) == [folder / f"{HERE.digest}.peaks.json"]
+    assert find_peaks(NEWER, tmp_path / "other.db", brief=True, folder=folder) == RATES
 
 
 def test_what_the_package_ships_can_be_read() -> None:

@@ -19,7 +19,7 @@ from convoy.engines.hopper.chains.bottleneck_problem import subgraph_of
 from convoy.engines.hopper.chains.bottleneck_tile_config import Bottleneck
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import InputError
-from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem
+from convoy.problem import ConvProblem, Epilogue, LayoutProblem, LinearProblem, Pool, Problem, SubgraphProblem
 from convoy.target import Target
 from tests.fuzz.random_problems import CASES, drawn_axis, drawn_epilogue, drawn_side, few, with_pool
 from tests.unit.engines import group_norm_cases, norm_cases, pool_backward_cases
@@ -56,6 +56,7 @@ CLAIMS = {
     "triton.merged": ("piece",),
     "cuda.bottleneck": ("piece",),
     "cuda.fusion": ("piece",),
+    "cuda.layout": (),
     "triton.dgrad": ("dgrad",),
     "triton.wgrad": ("wgrad",),
     "cuda.dgrad": ("dgrad",),
@@ -515,6 +516,8 @@ def shape_of(problem: Problem) -> str:
         return re.sub(r"\b(fp32|fp16|bf16|i64|i32|i16)\b", "_", problem.text)
     if isinstance(problem, LinearProblem):
         return f"{problem.n} {problem.c} {problem.k}"
+    if isinstance(problem, LayoutProblem):
+        return f"{problem.spec.shape} {problem.source}"
     sizes = replace(problem, epilogue=Epilogue(pool=problem.epilogue.pool), weight_mask="", mask=None)
     return replace(
         sizes, layout="nchw", x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32", acc_dtype="fp32", numerics="strict"

@@ -26,7 +26,7 @@ from convoy.engines.subgraph import parse_subgraph
 from convoy.errors import CompileError
 from convoy.measurement.data import make_data, result_specs
 from convoy.measurement.device.detect import detect_target
-from convoy.problem import ConvProblem, Problem, SubgraphProblem
+from convoy.problem import ConvProblem, LayoutProblem, Problem, SubgraphProblem
 from convoy.target import Target
 from tests.gpu.sanitize_jobs import ENGINES, TOOLS, run_all
 from tests.gpu.sanitize_problems import launches_of, shape_of
@@ -100,7 +100,7 @@ def launch_piece(name: str, executable: Executable, problem: SubgraphProblem) ->
     """One piece of the graph."""
     graph, data = parse_subgraph(problem.text), make_data(problem, 1, "normal", "cuda")
     specs = [graph.values[value].spec for value in graph.outputs]
-    results = [filled(spec.shape, DTYPES[spec.dtype], value=torch.nan) for spec in specs]
+    results = [filled(spec.shape, DTYPES[spec.dtype], problem.layout, torch.nan) for spec in specs]
     launch(name, executable, data.args, results, data.constants)
 
 
@@ -108,6 +108,10 @@ def launch_problem(name: str, executable: Executable, problem: Problem) -> None:
     """One problem of any kind."""
     if isinstance(problem, SubgraphProblem):
         launch_piece(name, executable, problem)
+        return
+    if isinstance(problem, LayoutProblem):
+        copied = (problem.spec.shape, DTYPES[problem.spec.dtype])
+        launch(name, executable, [filled(*copied, problem.source)], [filled(*copied, problem.layout, torch.nan)])
         return
     dtype = DTYPES[problem.x_spec.dtype]
     if isinstance(problem, ConvProblem) and problem.direction != "fprop":

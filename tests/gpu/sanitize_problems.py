@@ -15,7 +15,17 @@ import numpy as np
 from convoy.engines.base import Engine, Knobs
 from convoy.engines.hopper.chains.bottleneck_problem import subgraph_of
 from convoy.engines.hopper.chains.bottleneck_tile_config import Bottleneck
-from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem, WeightMask
+from convoy.problem import (
+    ConvProblem,
+    Epilogue,
+    LayoutProblem,
+    LinearProblem,
+    Pool,
+    Problem,
+    SubgraphProblem,
+    TensorSpec,
+    WeightMask,
+)
 from convoy.target import Target
 from tests.fuzz.problem_families import merge, own_problems, shape_of
 from tests.unit.engines import group_norm_cases, norm_cases, pool_backward_cases
@@ -106,10 +116,12 @@ MOST_WRITTEN = 2000
 """Weights in code that is made for them: the compiler takes a third of a millisecond for each."""
 
 PIECES = (
-    *("cuda.bottleneck", "cuda.fusion", "triton.batch_norm", "triton.group_norm", "triton.merged"),
+    *("cuda.bottleneck", "cuda.fusion", "cuda.layout", "triton.batch_norm", "triton.group_norm", "triton.merged"),
     *("triton.pool_backward", "triton.pooling"),
 )
 """Engines of pieces of the graph."""
+
+DTYPES, LAYOUTS = ("fp16", "bf16", "fp32"), ("nchw", "nhwc")
 
 DIRECTIONS = {
     **dict.fromkeys(("cuda.dgrad", "triton.dgrad"), "dgrad"),
@@ -202,6 +214,10 @@ def pieces(name: str) -> Iterator[Problem]:
             yield subgraph_of(replace(block, residual=residual))
     elif name == "cuda.fusion":
         yield from fusion_cases.CASES.values()
+    elif name == "cuda.layout":
+        sizes = product((LAYOUTS, LAYOUTS[::-1]), (1, 3, 8, 9, 64, 130), (4, 7, 30))
+        for place, (layouts, c, side) in enumerate(sizes):
+            yield LayoutProblem(TensorSpec((2, c, side, side + 1), DTYPES[place % 3]), *layouts)
     elif name == "triton.pool_backward":
         for case, (dtype, indices) in product(pool_backward_cases.CASES, (("", "i64"), ("bf16", "i16"))):
             yield pool_backward_cases.piece(case, dtype, indices)

@@ -79,6 +79,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cuda.dgrad": "convoy.engines.hopper.igemm_dgrad",
     "cuda.bottleneck": "convoy.engines.hopper.chains.bottleneck",
     "cuda.fusion": "convoy.engines.fusion.fusion",
+    "cuda.layout": "convoy.engines.fusion.layout_copy",
     "cuda.wgrad": "convoy.engines.hopper.igemm_wgrad",
     "cuda.first_layer": "convoy.engines.hopper.first_layer",
     "cuda.first_layer_tf32": "convoy.engines.hopper.first_layer_tf32",

@@ -12,12 +12,13 @@ from torch import nn
 import convoy
 from convoy.engines.base import Buffers
 from convoy.engines.fusion.fusion import ENGINE
+from convoy.engines.fusion.layout_copy import ENGINE as LAYOUT
 from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.data import in_layout, result_specs
 from convoy.measurement.device.detect import detect_target
 from convoy.pipeline import optimize_model
-from convoy.problem import Knobs, SubgraphProblem
+from convoy.problem import Knobs, LayoutProblem, SubgraphProblem, TensorSpec
 from convoy.target import Target
 from tests.unit.engines.fusion.cases import CASES, chain, gate, layer_norm, mean, norm_after_cat, pool, shuffle, softmax
 
@@ -89,6 +90,21 @@ def test_replays_of_a_graph_give_the_same_bits_beside_other_work(name: str, targ
             torch.mm(work, work)
         torch.cuda.synchronize()
         assert all(torch.equal(old, new) for old, new in zip(before, results, strict=True))
+
+
+COPIES = [
+    LayoutProblem(TensorSpec(shape, dtype), *layouts)
+    for shape in ((32, 3, 224, 224), (1, 3, 223, 17), (2, 64, 56, 56), (3, 130, 7, 9))
+    for dtype in ("fp16", "fp32")
+    for layouts in (("nchw", "nhwc"), ("nhwc", "nchw"))
+]
+
+
+@pytest.mark.parametrize("problem", COPIES, ids=str)
+def test_a_copy_between_memory_formats_is_exact(problem: LayoutProblem, target: Target):
+    executable = LAYOUT.build(problem, Knobs(), target)
+    found = judge(executable, LAYOUT.family, problem, make_data(problem, 3, "normal", "cuda"), "normal")
+    assert found.ok, found.reason
 
 
 class Net(nn.Module):

@@ -21,6 +21,7 @@ from convoy.pipeline import optimize_model
 from convoy.problem import Knobs, LayoutProblem, SubgraphProblem, TensorSpec
 from convoy.target import Target
 from tests.unit.engines.fusion.cases import CASES, chain, gate, layer_norm, mean, norm_after_cat, pool, shuffle, softmax
+from tests.unit.engines.fusion.emulated import scaled
 
 pytestmark = pytest.mark.gpu
 
@@ -52,6 +53,15 @@ def verdict(problem: SubgraphProblem, target: Target, seed: int):
 @pytest.mark.parametrize("name", [*CASES, *LARGE])
 def test_a_named_subgraph_is_right(name: str, target: Target):
     found = verdict((CASES | LARGE)[name], target, 3)
+    assert found.ok, found.reason
+
+
+@pytest.mark.parametrize("factor", [0.001, 300])
+@pytest.mark.parametrize("name", ["activations", "activations, fp32"])
+def test_small_and_large_numbers_are_right(name: str, factor: float, target: Target):
+    executable = ENGINE.build(CASES[name], Knobs(), target)
+    data = scaled(make_data(CASES[name], 3, "normal", "cuda"), factor)
+    found = judge(executable, ENGINE.family, CASES[name], data, "normal")
     assert found.ok, found.reason
 
 

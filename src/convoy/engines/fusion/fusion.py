@@ -33,6 +33,10 @@ _BYTES_US: Final = 2.4e6
 _BLOCK_BYTES_US: Final = 5e4
 """The same for one block: a multiprocessor has about this many bytes in flight for each microsecond of latency."""
 
+_FOR_HALVES: Final = ("--prec-div=false", "--prec-sqrt=false", "--define-macro=FAST_EXPONENTIAL")
+"""Options of NVRTC where all results are rounded to half types: divisions, roots and exponentials may be off by some units in
+the last place of fp32."""
+
 _MOVES_OR_REDUCES: Final = frozenset({
     "cat", "stack", "split", "split_with_sizes", "chunk", "adaptive_avg_pool2d", "avg_pool2d", "max_pool2d",
     "max_pool2d_with_indices", "mean", "sum", "amax", "softmax", "_softmax", "log_softmax", "_log_softmax",
@@ -56,8 +60,7 @@ class FusionExecutable(Executable):
         self._inputs = len(graph.inputs)
         self._dependent = target.capability >= 90
         half = all(graph.values[name].spec.dtype != "fp32" for name in graph.outputs)
-        options = ("--prec-div=false", "--prec-sqrt=false") if half else ()
-        cubin, self.log = compile_cubin(engine, code.source, target, options)
+        cubin, self.log = compile_cubin(engine, code.source, target, _FOR_HALVES if half else ())
         self.functions = [Function(engine, cubin, kernel.name, shared_bytes=0) for kernel in code.kernels]
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:

@@ -29,7 +29,7 @@ DEVICE float op_leaky_relu(float v, float slope) { return v > 0.f ? v : v * slop
 DEVICE float op_prelu(float v, float slope) { return v > 0.f ? v : v * slope; }
 DEVICE float op_threshold(float v, float limit, float value) { return v <= limit ? value : v; }
 
-DEVICE float op_exp(float v) { return expf(v); }
+DEVICE float op_exp(float v) { return exponential(v); }
 DEVICE float op_expm1(float v) { return expm1f(v); }
 DEVICE float op_log(float v) { return logf(v); }
 DEVICE float op_log1p(float v) { return log1pf(v); }
@@ -44,16 +44,16 @@ DEVICE float op_cube(float v) { return v * v * v; }
 DEVICE float op_abs(float v) { return fabsf(v); }
 DEVICE float op_neg(float v) { return -v; }
 
-DEVICE float op_sigmoid(float v) { return 1.f / (1.f + expf(-v)); }
-DEVICE float op_silu(float v) { return v / (1.f + expf(-v)); }
+DEVICE float op_sigmoid(float v) { return 1.f / (1.f + exponential(-v)); }
+DEVICE float op_silu(float v) { return v / (1.f + exponential(-v)); }
 DEVICE float op_gelu(float v) { return 0.5f * v * (1.f + erff(v * 0.70710678118654752f)); }
 DEVICE float op_gelu_tanh(float v) {
   return 0.5f * v * (1.f + tanhf(0.79788456080286536f * (v + 0.044715f * v * v * v)));
 }
 DEVICE float op_softplus(float v, float beta, float threshold) {
-  return v * beta > threshold ? v : log1pf(expf(v * beta)) / beta;
+  return v * beta > threshold ? v : log1pf(exponential(v * beta)) / beta;
 }
-DEVICE float op_mish(float v) { return v * tanhf(v > 20.f ? v : log1pf(expf(v))); }
+DEVICE float op_mish(float v) { return v * tanhf(v > 20.f ? v : log1pf(exponential(v))); }
 DEVICE float op_elu(float v, float alpha, float scale, float input_scale) {
   return v > 0.f ? v * scale : v <= 0.f ? expm1f(v * input_scale) * alpha * scale : v;
 }
@@ -73,7 +73,7 @@ DEVICE float op_sigmoid_backward(float dy, float y) { return dy * (1.f - y) * y;
 DEVICE float op_tanh_backward(float dy, float y) { return dy * (1.f - y * y); }
 DEVICE float op_gelu_backward(float dy, float x) {
   const float below = 0.5f * (1.f + erff(x * 0.70710678118654752f));
-  return dy * (below + x * 0.39894228040143268f * expf(-0.5f * x * x));
+  return dy * (below + x * 0.39894228040143268f * exponential(-0.5f * x * x));
 }
 
 DEVICE float between(float a, float b, float share) { return a * (1.f - share) + b * share; }

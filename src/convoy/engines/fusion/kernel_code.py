@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Final
 
 from convoy.engines.fusion.emitter import CPP_TYPE
-from convoy.engines.fusion.lowering import LoweredSubgraph, lower
+from convoy.engines.fusion.lowering import INDEX_LIMIT, LoweredSubgraph, lower
 from convoy.engines.fusion.row_sections import row_section, rows_of
 from convoy.engines.fusion.sections import KernelSection, Result, loop_sections, results_of
 from convoy.engines.fusion.stages import (
@@ -35,6 +35,9 @@ MOST_VALUES: Final = 2000
 """Values of a subgraph: a kernel of more would take long to compile."""
 
 MOST_KERNELS: Final = 4
+
+MOST_POINTERS: Final = 256
+"""A kernel's parameters: 4 KB hold twice as many, with values in the workspace."""
 
 _ALIGNMENT: Final = 256
 """Bytes to which values in the workspace are aligned."""
@@ -113,8 +116,13 @@ def generate(lowered: LoweredSubgraph) -> FusionCode:
         NotFusibleError: it is too large, or needs too many kernels.
     """
     pending = results_of(lowered)
-    if len(values := reachable([result.tensor for result in pending])) > MOST_VALUES:
+    values = reachable([result.tensor for result in pending])
+    if len(values) > MOST_VALUES:
         raise NotFusibleError(f"computes up to {MOST_VALUES} values in a kernel, got {len(values)}")
+    if (pointers := len(lowered.inputs) + len(pending)) > MOST_POINTERS:
+        raise NotFusibleError(f"takes up to {MOST_POINTERS} arguments, constants and results, got {pointers}")
+    if (largest := max(math.prod(each.shape) for each in values)) >= INDEX_LIMIT:
+        raise NotFusibleError(f"indexes fewer than 2^31 elements, got {largest}")
     kernels: list[KernelCode] = []
     written: list[Result] = []
     while len(kernels) < MOST_KERNELS:

@@ -161,6 +161,17 @@ def gradients(shape, dtype="fp16", layout="nhwc"):
     return b.problem(total)
 
 
+def activations(shape, dtype="fp16", layout="nhwc"):
+    """Activations with exponentials, each a result, and a softmax."""
+    b = Builder(dtype, layout)
+    x = b.given(*shape)
+    made = [
+        b.op(f"{name}.default", x)
+        for name in ["sigmoid", "silu", "mish", "softplus", "gelu", "tanh", "elu", "hardswish"]
+    ]
+    return b.problem(*made, b.op("softmax.int", x, 1))
+
+
 def attention_heads(images, tokens, heads, size, dtype="fp16"):
     """Queries, keys and values of one product, by heads; the queries scaled."""
     b = Builder(dtype, "any")
@@ -263,6 +274,8 @@ CASES = {
     "attention heads": attention_heads(2, 7, 3, 8),
     "gradients": gradients((2, 16, 3, 5)),
     "gradients, fp32": gradients((1, 5, 3, 3), "fp32", "nchw"),
+    "activations": activations((2, 16, 3, 5)),
+    "activations, fp32": activations((2, 16, 3, 5), "fp32"),
     "bilinear": bilinear((1, 16, 4, 5), (8, 10), False),
     "bilinear, corners": bilinear((2, 3, 4, 5), (9, 7), True, "fp32", "nchw"),
     "bilinear, one row": bilinear((1, 8, 1, 3), (4, 5), True, "bf16"),

@@ -9,7 +9,7 @@ import torch
 
 from convoy.engines.fusion.kernel_code import FusionCode, code_of, header_text
 from convoy.engines.torch_operators import DTYPES
-from convoy.measurement.accuracy import check, make_data, oracle
+from convoy.measurement.accuracy import Data, check, make_data, oracle
 from convoy.measurement.data import in_layout, result_specs
 
 DEVICE = Path(__file__).with_name("device")
@@ -67,8 +67,13 @@ def run(function, problem, data, code):
     return results
 
 
-def judged(functions, problem, number, seed=1, kind="normal"):
-    """The verdict on one kernel."""
-    data = make_data(problem, seed, kind)
+def scaled(data, factor):
+    """Data of another magnitude."""
+    return Data(tuple(t * factor for t in data.args), data.constants)
+
+
+def judged(functions, problem, number, factor=1):
+    """The verdict on one kernel, for normal data times a factor."""
+    data, kind = scaled(make_data(problem, 1, "normal"), factor), "normal"
     results = run(getattr(functions, f"run_{number}"), problem, data, code_for(problem))
     return check(problem, "direct", results, oracle(problem, data), kind, data=data)

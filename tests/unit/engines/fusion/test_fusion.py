@@ -47,6 +47,14 @@ def test_a_named_subgraph_is_right(kernels, name):
 
 
 @needs_compiler
+@pytest.mark.parametrize("factor", [0.001, 300])
+@pytest.mark.parametrize("name", ["activations", "activations, fp32"])
+def test_small_and_large_numbers_are_right(kernels, name, factor):
+    verdict = judged(kernels[1], CASES[name], NAMES.index(name), factor)
+    assert verdict.ok, verdict.reason
+
+
+@needs_compiler
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_subgraph_is_right(kernels, seed):
     problem = kernels[0][len(CASES) + seed]

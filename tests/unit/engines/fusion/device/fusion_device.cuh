@@ -34,6 +34,7 @@ template <> inline BFloat from_float<BFloat>(float v) {
   return {(unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 static inline float from_bits(unsigned bits) { return as<float>(bits); }
+static inline float exponential(float v) { return expf(v); }
 static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }
 

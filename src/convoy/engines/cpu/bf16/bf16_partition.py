@@ -18,6 +18,10 @@ STEP = 32
 TILE = 16
 """Output channels of a tile."""
 
+PANELS = ("gathered", "in_place", "padded")
+"""Where a panel's rows lie, numbered as in direct_bf16.c: gathered for each pixel, in the input itself, or in a copy of the image
+with its padding."""
+
 SUMS_BYTES = PANEL * 64 * 4
 """A block's sums, at the head of a thread's slot."""
 
@@ -33,10 +37,10 @@ class Bf16Partition:
     """How a problem is cut.
 
     Attributes:
-        bands: of the panels of an image.
+        bands: of the panels of an image; with padded panels of its rows of pixels.
         splits: groups of tiles of output channels, done apart.
-        slot_bytes: workspace of a thread: sums, and a band's panels.
-        panel_step: values from row to row of a panel; a step more than the reduction, so that rows fall into different sets.
+        slot_bytes: workspace of a thread: sums, and a band's left operand.
+        panel_step: values from row to row of a panel; a step more than they hold, so that rows fall into different sets.
     """
 
     bands: int
@@ -45,30 +49,33 @@ class Bf16Partition:
     panel_step: int
 
     @staticmethod
-    def of(problem: ConvProblem, threads: int, channels: int, *, in_place: bool) -> Bf16Partition:
+    def of(problem: ConvProblem, threads: int, channels: int, panels: str) -> Bf16Partition:
         """Bands where there are enough of them for all threads; else threads share the blocks of output channels.
 
         Args:
             problem: the convolution.
             threads: those that share it.
             channels: output channels of a block, 32 or 64.
-            in_place: whether whole panels are the input itself.
+            panels: of `PANELS`.
         """
-        panels = -(-problem.p * problem.q // PANEL)
-        blocks = -(-problem.k // problem.groups // channels)
-        step = -(-problem.r * problem.s * problem.c // problem.groups // STEP) * STEP + STEP
-        panel_bytes = PANEL * step * 2
-        bands, splits, images = -(-panels // max(1, BAND_BYTES // panel_bytes)), 1, max(1, problem.n) * problem.groups
-        if images == 1:
-            bands = min(panels, -(-bands // threads) * threads) if bands > 1 else 1
+        padded, own = panels == "padded", problem.c // problem.groups
+        step = (own if padded else -(-problem.r * problem.s * own // STEP) * STEP) + STEP
+        items, item_bytes, shared = -(-problem.p * problem.q // PANEL), PANEL * step * 2, 0
+        if padded:
+            items, item_bytes = problem.p, (problem.w + 2 * problem.pad_w) * step * 2
+            shared = (problem.r - 1) * problem.dilation_h
+        blocks, images = -(-problem.k // problem.groups // channels), max(1, problem.n) * problem.groups
+        bands, splits = -(-items // max(1, BAND_BYTES // item_bytes - shared)), 1
+        if images == 1 and bands > 1:
+            bands = min(items, -(-bands // threads) * threads)
         if images * bands < UNITS_A_THREAD * threads and threads > 1:
-            if panels >= 2 * UNITS_A_THREAD * threads:
-                bands = UNITS_A_THREAD * threads
+            if problem.p * problem.q >= 2 * UNITS_A_THREAD * threads * PANEL:
+                bands = min(items, UNITS_A_THREAD * threads)
             else:
                 splits = min(blocks, threads)
-                bands = min(panels, max(bands, -(-threads // (images * splits))))
-        held = 1 if in_place else -(-panels // bands)
-        return Bf16Partition(bands, splits, SUMS_BYTES + held * panel_bytes, step)
+                bands = min(items, max(bands, -(-threads // (images * splits))))
+        held = (-(-items // bands) + shared) * item_bytes + (PANEL * step * 2 if padded else 0)
+        return Bf16Partition(bands, splits, SUMS_BYTES + (item_bytes if panels == "in_place" else held), step)
 
 
 def in_one_image(problem: ConvProblem) -> ConvProblem:
@@ -79,11 +86,14 @@ def in_one_image(problem: ConvProblem) -> ConvProblem:
     return replace(problem, n=1, h=1, w=problem.n * problem.h * problem.w, dilation_h=1, dilation_w=1)
 
 
-def can_be_in_place(problem: ConvProblem) -> bool:
-    """Whether rows of the input are rows of a panel: bf16, 1x1 at stride 1, channels in whole steps."""
+def panels_of(problem: ConvProblem) -> tuple[str, ...]:
+    """The kinds of `PANELS` that a problem can have, the default first: each but gathered ones needs channels in whole steps."""
     one = in_one_image(problem)
-    plain = one.h == 1 and one.r * one.s * one.stride_w == 1 and not one.pad_h and not one.pad_w
-    return plain and problem.x_dtype == "bf16" and problem.c // problem.groups % STEP == 0
+    whole = problem.c // problem.groups % STEP == 0 and problem.stride_h == problem.stride_w == 1
+    plain = one.h == 1 and one.r * one.s == 1 and not one.pad_h and not one.pad_w
+    if whole and plain and problem.x_dtype == "bf16":
+        return "in_place", "gathered"
+    return ("padded", "gathered") if whole and problem.r * problem.s > 1 else ("gathered",)
 
 
 def in_bf16_tiles(problem: ConvProblem, constants: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,9 @@
 typedef struct {
     const bf16 *a, *b;
     int64_t a_step, b_step;  /* values from row to row, and from tile to tile */
-    int64_t rows, steps;
+    int64_t rows, steps;     /* steps: of the whole reduction */
+    int64_t tap_steps, taps; /* steps of one filter tap, and taps of a filter row; of one tap: all steps */
+    int64_t down, across;    /* values from a filter row's left operand to the next one's, and from a tap's */
     const bf16 *next;        /* weights that are used soon; so many lines of them are fetched in each step */
     int64_t fetch;
     float *sums; /* [rows][COLUMNS] */
@@ -21,16 +23,31 @@ typedef struct {
     for (int64_t line = 0; line < u->fetch; line++) __builtin_prefetch((from) + line * 32, 0, 2); \
     (from) += u->fetch * 32
 
+/* The left operand of the next step: of the same tap, or of the next. */
+typedef struct {
+    const bf16 *a, *row;
+    int64_t step, tap;
+} Taps;
+
+INLINE void next_step(const Block *u, Taps *t) {
+    t->a += STEP;
+    if (++t->step < u->tap_steps) return;
+    t->step = 0;
+    if (++t->tap == u->taps) t->tap = 0, t->row += u->down;
+    t->a = t->row + t->tap * u->across;
+}
+
 /* Up to two tiles of rows by two of channels. */
 INLINE FOR_AMX void tiles_2x2(const int m, const int n, const Block *u) {
-    const bf16 *a = u->a, *b = u->b, *next = u->next;
+    const bf16 *b = u->b, *next = u->next;
+    Taps t = {u->a, u->a, 0, 0};
     int64_t a_bytes = u->a_step * 2;
     TILE_ZERO(0);
     if (n > 1) TILE_ZERO(1);
     if (m > 1) TILE_ZERO(2);
     if (m > 1 && n > 1) TILE_ZERO(3);
-    for (int64_t step = 0; step < u->steps; step++, a += STEP, b += TILE_VALUES) {
-        TILE_LOAD(4, a, a_bytes);
+    for (int64_t step = 0; step < u->steps; step++, next_step(u, &t), b += TILE_VALUES) {
+        TILE_LOAD(4, t.a, a_bytes);
         TILE_LOAD(6, b, 64);
         TILE_DP(0, 4, 6);
         FETCH(next);
@@ -39,7 +56,7 @@ INLINE FOR_AMX void tiles_2x2(const int m, const int n, const Block *u) {
             TILE_DP(1, 4, 7);
         }
         if (m > 1) {
-            TILE_LOAD(5, a + 16 * u->a_step, a_bytes);
+            TILE_LOAD(5, t.a + 16 * u->a_step, a_bytes);
             TILE_DP(2, 5, 6);
             if (n > 1) TILE_DP(3, 5, 7);
         }
@@ -52,13 +69,14 @@ INLINE FOR_AMX void tiles_2x2(const int m, const int n, const Block *u) {
 
 /* One tile of rows by up to four of channels. */
 INLINE FOR_AMX void tiles_1x4(const int n, const Block *u) {
-    const bf16 *a = u->a, *b = u->b, *next = u->next;
+    const bf16 *b = u->b, *next = u->next;
+    Taps t = {u->a, u->a, 0, 0};
     TILE_ZERO(0);
     if (n > 1) TILE_ZERO(1);
     if (n > 2) TILE_ZERO(2);
     if (n > 3) TILE_ZERO(3);
-    for (int64_t step = 0; step < u->steps; step++, a += STEP, b += TILE_VALUES) {
-        TILE_LOAD(4, a, u->a_step * 2);
+    for (int64_t step = 0; step < u->steps; step++, next_step(u, &t), b += TILE_VALUES) {
+        TILE_LOAD(4, t.a, u->a_step * 2);
         TILE_LOAD(5, b, 64);
         TILE_DP(0, 4, 5);
         FETCH(next);
@@ -107,9 +125,11 @@ static FOR_AMX void amx_block(const Block *u, int64_t tiles) {
 
 INLINE FOR_AVX512 void vectors(const int rows, const int tiles, const Block *u, int64_t first) {
     sums16 sums[VECTOR_SUMS];
-    const bf16 *a = u->a + first * u->a_step, *b = u->b, *next = u->next;
+    const bf16 *b = u->b, *next = u->next;
+    Taps t = {u->a + first * u->a_step, u->a + first * u->a_step, 0, 0};
     for (int i = 0; i < rows * tiles; i++) sums[i] = no_sums();
-    for (int64_t step = 0; step < u->steps; step++) {
+    for (int64_t step = 0; step < u->steps; step++, next_step(u, &t)) {
+        const bf16 *a = t.a;
         FETCH(next);
         for (int pair = 0; pair < 16; pair++, a += 2, b += 32)
             for (int j = 0; j < tiles; j++)

@@ -20,7 +20,7 @@ import torch
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.bf16.bf16_partition import Bf16Partition, can_be_in_place, in_bf16_tiles, in_one_image
+from convoy.engines.cpu.bf16.bf16_partition import PANELS, Bf16Partition, in_bf16_tiles, in_one_image, panels_of
 from convoy.engines.cpu.bf16.bf16_units import CPU_FLAGS, TILE_OPS_H, UNITS, bf16_units
 from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, as_convolution, taken
@@ -29,6 +29,7 @@ from convoy.support import Support
 from convoy.target import Target
 
 BLOCKS_H: Final = Path(__file__).with_name("blocks.h")
+EPILOGUE_H: Final = Path(__file__).with_name("epilogue.h")
 SOURCE: Final = Path(__file__).with_name("direct_bf16.c")
 
 CHANNELS: Final = (32, 64)
@@ -44,7 +45,7 @@ _CONVOLUTION: Final = (
     "n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "groups", "p", "q",
 )  # fmt: skip
 _REST: Final = (
-    "activation", "residual", "unit", "channels", "in_place", "bands", "splits", "threads", "slot_bytes", "panel_step",
+    "activation", "residual", "unit", "channels", "panels", "bands", "splits", "threads", "slot_bytes", "panel_step",
 )  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def kernel(dtype: str, *, emulated: bool = False) -> KernelSource:
         "-O1",
         "-fexpensive-optimizations",
     ) * emulated  # sums and products fused as with -O3
-    parts = (PARALLEL_H, VECTORS_H, TILE_OPS_H, BLOCKS_H, SOURCE)
+    parts = (PARALLEL_H, VECTORS_H, TILE_OPS_H, BLOCKS_H, EPILOGUE_H, SOURCE)
     needs = () if emulated else tuple({flag: None for unit in bf16_units()[0] for flag in CPU_FLAGS[unit]})
     return KernelSource(parts, flags, CpuDirectBf16.id, function, needs)
 
@@ -89,7 +90,7 @@ class Bf16Convolution(NativeExecutable):
             residual=problem.epilogue.residual,
             unit=UNITS.index(str(knobs["unit"])),
             channels=knobs.integer("channels"),
-            in_place=bool(knobs["in_place"]),
+            panels=PANELS.index(str(knobs["panels"])),
             threads=threads,
         )
         self.use(kernel(problem.x_dtype, emulated=emulated))
@@ -124,7 +125,7 @@ class CpuDirectBf16(Engine):
         return Support.yes() if units else Support.no(refusal)
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Units, output channels of a block, and whether the input is read in place."""
+        """Units, output channels of a block, and where panels lie."""
         del target
         return knob_space(convolution_of(problem), bf16_units()[0])
 
@@ -164,8 +165,7 @@ def knob_space(problem: ConvProblem, units: Sequence[str]) -> list[Knobs]:
     rows, outputs = problem.n * problem.p * problem.q, problem.k // problem.groups
     wide = rows <= 16 and outputs > CHANNELS[0]
     channels = [CHANNELS[wide], CHANNELS[not wide]] if outputs > CHANNELS[0] else [CHANNELS[0]]
-    places = [True, False] if can_be_in_place(problem) else [False]
-    return [Knobs.of(unit=u, channels=c, in_place=p) for u in units for p in places for c in channels]
+    return [Knobs.of(unit=u, channels=c, panels=p) for u in units for p in panels_of(problem) for c in channels]
 
 
 def convolution_of(problem: Problem) -> ConvProblem:
@@ -177,8 +177,8 @@ def convolution_of(problem: Problem) -> ConvProblem:
 
 
 def _division(problem: ConvProblem, knobs: Knobs) -> Bf16Partition:
-    channels, in_place = knobs.integer("channels"), bool(knobs["in_place"])
-    return Bf16Partition.of(in_one_image(problem), torch.get_num_threads(), channels, in_place=in_place)
+    threads, channels = torch.get_num_threads(), knobs.integer("channels")
+    return Bf16Partition.of(in_one_image(problem), threads, channels, str(knobs["panels"]))
 
 
 ENGINE = CpuDirectBf16()

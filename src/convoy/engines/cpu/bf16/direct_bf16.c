@@ -1,14 +1,16 @@
 /* LANES, the floats of a vector register, BF16, if values are stored so, and FUNCTION, the kernel's name, are given by the compiler's
- * flags; activated.h, tile_ops.h and blocks.h stand before this.
+ * flags; activated.h, tile_ops.h, blocks.h and epilogue.h stand before this.
  *
  * An implicit GEMM for forward convolutions in NHWC: operands in bf16, sums and epilogue in fp32.
  *
  * Rows are pixels of the result, columns output channels, and the reduction goes over [r][s][c], padded with zeros to whole steps of
- * 32. A panel is 32 rows of the left operand, gathered (and, from fp32, rounded) once for all output channels; where the filter is
- * 1x1 at stride 1, a panel may be the input itself. A block is a panel by some tiles of 16 channels, and its sums stay in registers.
+ * 32. A panel is 32 rows of the left operand. They are gathered (and, from fp32, rounded) once for all output channels; or, where
+ * the filter is 1x1 at stride 1, they are the input itself; or, for other filters at stride 1, they are pixels of a copy of the image
+ * with its padding, at each tap other ones: rows beyond the right border then give sums that nobody wants.
  *
- * A unit is a band of panels by a group of tiles. It takes a block's weights through all panels before it goes on, so that they
- * come from the second cache or from memory once and then from the first.
+ * A block is a panel by some tiles of 16 channels, and its sums stay in registers. A unit is a band of panels, or of rows of the
+ * result, by a group of tiles. It takes a block's weights through all panels before it goes on, so that they come from the second
+ * cache or from memory once and then from the first.
  *
  * Weights: [group][tile of 16 channels][step][16 pairs of the reduction][16 channels][2]. The order of a sum depends on the problem
  * and on the instructions alone.
@@ -16,11 +18,12 @@
 #define PANEL 32 /* rows */
 
 enum { AMX, AVX512 };
+enum { GATHERED, IN_PLACE, PADDED };
 
 typedef struct {
     int64_t n, c, h, w, k, r, s, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, groups, p, q;
     int64_t activation, residual;
-    int64_t unit, channels, in_place, bands, splits, threads, slot_bytes, panel_step;
+    int64_t unit, channels, panels, bands, splits, threads, slot_bytes, panel_step;
 } Sizes;
 
 /* A run of values as bf16. */
@@ -63,86 +66,25 @@ INLINE void gather_pixel(const Sizes *z, bf16 *to, const stored *image, int64_t 
     if (to < end) __builtin_memset(to, 0, (end - to) * sizeof(bf16));
 }
 
-static void gather_panel(const Sizes *z, bf16 *panel, const stored *image, int64_t first, int64_t rows, int64_t channels) {
+static void gather_rows(const Sizes *z, bf16 *to, const stored *image, int64_t first, int64_t rows, int64_t channels) {
     int64_t p = first / z->q, q = first % z->q;
     for (int64_t i = 0; i < rows; i++) {
-        gather_pixel(z, panel + i * z->panel_step, image, p * z->stride_h - z->pad_h, q * z->stride_w - z->pad_w, channels);
+        gather_pixel(z, to + i * z->panel_step, image, p * z->stride_h - z->pad_h, q * z->stride_w - z->pad_w, channels);
         if (++q == z->q) q = 0, p++;
     }
 }
 
-typedef struct {
-    const float *bias;
-    const stored *residual; /* of the first row and channel, or NULL */
-    stored *y;
-    int64_t step, rows, channels, activation;
-} Epilogue;
-
-#ifdef BF16
-#define VALUES_LOADED bf16_loaded
-#define VALUES_STORED bf16_stored
-#else
-#define VALUES_LOADED sums_loaded
-#define VALUES_STORED sums_stored
-#endif
-
-/* Bias, residual, activation: of whole tiles of a block's sums. */
-INLINE FOR_AVX512 void finish_tiles(const int tiles, const int residual, const int activation, const Epilogue *u, const float *sums) {
-    sums16 bias[2];
-    for (int j = 0; j < tiles; j++) bias[j] = sums_loaded(u->bias + j * 16);
-    for (int64_t i = 0; i < u->rows; i++, sums += COLUMNS)
-        for (int j = 0; j < tiles; j++) {
-            sums16 value = sums_loaded(sums + j * 16) + bias[j];
-            if (residual) value += VALUES_LOADED(u->residual + i * u->step + j * 16);
-            if (activation != NO_ACTIVATION) value = not_below(value, 0.0f);
-            if (activation == RELU6) value = not_above(value, 6.0f);
-            VALUES_STORED(u->y + i * u->step + j * 16, value);
-        }
-}
-
-#define FINISH(tiles, residual)                                                          \
-    switch (u->activation) {                                                             \
-    case NO_ACTIVATION: finish_tiles(tiles, residual, NO_ACTIVATION, u, sums); break;    \
-    case RELU: finish_tiles(tiles, residual, RELU, u, sums); break;                      \
-    case RELU6: finish_tiles(tiles, residual, RELU6, u, sums); break;                    \
-    }
-
-static FOR_AVX512 void finish_two(const Epilogue *u, const float *sums) {
-    if (u->residual)
-        FINISH(2, 1)
-    else
-        FINISH(2, 0)
-}
-
-static FOR_AVX512 void finish_one(const Epilogue *u, const float *sums) {
-    if (u->residual)
-        FINISH(1, 1)
-    else
-        FINISH(1, 0)
-}
-
-/* The same of any number of channels, with any activation. */
-static void finish_rest(const Epilogue *u, float *sums) {
-    for (int64_t i = 0; i < u->rows; i++, sums += COLUMNS) {
-        const stored *residual = u->residual ? u->residual + i * u->step : 0;
-        stored *y = u->y + i * u->step;
-        int64_t c = 0, smooth_later = is_smooth(u->activation);
-        for (; c < u->channels; c += LANES) {
-            vec value = *(const vec *)(sums + c) + *(const vec *)(u->bias + c);
-            int64_t left = u->channels - c;
-            if (residual) value += left >= LANES ? stored_lanes(residual + c) : first_stored_lanes(residual + c, left);
-            if (smooth_later)
-                *(vec *)(sums + c) = value;
-            else if (left >= LANES)
-                put_stored_lanes(y + c, activated(value, u->activation));
+/* Rows of the image that output rows from `first` to `last` see, with their padding: pixels a step apart, so that a panel at a tap is
+ * 32 pixels one behind the other. */
+static void copy_padded(const Sizes *z, bf16 *to, const stored *image, int64_t first, int64_t last, int64_t channels) {
+    int64_t top = first - z->pad_h, bottom = last + (z->r - 1) * z->dilation_h - z->pad_h;
+    for (int64_t row = top; row < bottom; row++)
+        for (int64_t column = -z->pad_w; column < z->w + z->pad_w; column++, to += z->panel_step) {
+            if (row < 0 || row >= z->h || column < 0 || column >= z->w)
+                __builtin_memset(to, 0, channels * sizeof(bf16));
             else
-                put_first_stored_lanes(y + c, activated(value, u->activation), left);
+                gather(to, image + (row * z->w + column) * z->c, channels);
         }
-        if (!smooth_later) continue;
-        smooth_rows(sums, COLUMNS, 1, u->channels, u->activation);
-        for (c = 0; c + LANES <= u->channels; c += LANES) put_stored_lanes(y + c, *(const vec *)(sums + c));
-        if (c < u->channels) put_first_stored_lanes(y + c, *(const vec *)(sums + c), u->channels - c);
-    }
 }
 
 typedef struct {
@@ -153,62 +95,86 @@ typedef struct {
     const float *bias;
     bf16 *panels;
     float *sums;
-    int64_t channels, outputs, steps, pixels;
-    int64_t band, following; /* panels of the band, and tiles that follow in the unit */
+    int64_t channels, outputs, steps, unit;
+    int64_t origin, positions; /* the band's first pixel, and its rows of the left operand */
+    int64_t line;              /* positions from one row of pixels to the next, or 0: no gaps between them */
 } Work;
 
-/* The same: of a block. */
-static void finish(Epilogue u, float *sums) {
-    for (int64_t left; u.channels >= 16 && !is_smooth(u.activation); u.channels = left) {
-        int64_t done = u.channels >= 32 ? 32 : 16;
-        left = u.channels - done;
-        if (done == 32)
-            finish_two(&u, sums);
-        else
-            finish_one(&u, sums);
-        u.bias += done, u.y += done, sums += done;
-        if (u.residual) u.residual += done;
-    }
-    if (u.channels) finish_rest(&u, sums);
-}
-
-/* The block of a panel's rows with some tiles. */
-static void add_block(const Work *w, int64_t panel, int64_t in_band, int64_t tile, int64_t tiles, int64_t unit) {
+/* The left operand of a panel. */
+static void set_rows(const Work *w, Block *u, int64_t first) {
     const Sizes *z = w->z;
-    int64_t first = panel * PANEL;
-    Block u = {.rows = least(PANEL, w->pixels - first), .steps = w->steps, .b_step = w->steps * TILE_VALUES, .sums = w->sums};
-    u.b = w->weight + tile * u.b_step;
-    u.a_step = z->panel_step, u.a = w->panels + (z->in_place ? 0 : in_band) * PANEL * z->panel_step;
-    u.fetch = up(16 * least(tiles, w->following), w->band);
-    u.next = u.b + tiles * u.b_step + in_band * u.steps * u.fetch * 32;
+    u->rows = least(PANEL, w->positions - first);
+    u->a_step = z->panel_step, u->a = w->panels + first * z->panel_step;
+    u->tap_steps = w->steps, u->taps = 1;
+    if (z->panels == PADDED) {
+        u->tap_steps = w->channels / STEP, u->taps = z->s;
+        u->down = z->dilation_h * w->line * z->panel_step, u->across = z->dilation_w * z->panel_step;
+    }
 #ifdef BF16
-    if (z->in_place && u.rows == PANEL) u.a_step = z->c, u.a = w->image + first * z->c;
+    if (z->panels == IN_PLACE) {
+        if (u->rows == PANEL)
+            u->a_step = z->c, u->a = w->image + (w->origin + first) * z->c;
+        else
+            u->a = w->panels;
+    }
 #endif
-    if (unit == AMX)
-        amx_block(&u, tiles);
-    else
-        avx512_block(&u, tiles);
-    int64_t at = first * z->k + tile * 16;
-    Epilogue e = {.bias = w->bias + tile * 16, .residual = w->residual ? w->residual + at : 0, .y = w->y + at, .step = z->k};
-    e.rows = u.rows, e.channels = least(tiles * 16, w->outputs - tile * 16), e.activation = z->activation;
-    finish(e, w->sums);
 }
 
-static void add_unit(Work *w, int64_t first_panel, int64_t last_panel, int64_t tile, int64_t last_tile, int64_t unit) {
+/* The epilogue of a panel: of the runs of its rows that are pixels. */
+static void finish_panel(const Work *w, int64_t first, int64_t rows, int64_t tile, int64_t tiles) {
     const Sizes *z = w->z;
-    for (int64_t panel = first_panel; panel < last_panel; panel++) {
-        int64_t rows = least(PANEL, w->pixels - panel * PANEL);
-        if (z->in_place && rows == PANEL) continue;
-        bf16 *to = w->panels + (z->in_place ? 0 : panel - first_panel) * PANEL * z->panel_step;
-        gather_panel(z, to, w->image, panel * PANEL, rows, w->channels);
+    Epilogue e = {.bias = w->bias + tile * 16, .step = z->k, .activation = z->activation};
+    e.channels = least(tiles * 16, w->outputs - tile * 16);
+    for (int64_t i = 0; i < rows; i += e.rows) {
+        int64_t column = w->line ? (first + i) % w->line : 0, pixel = first + i;
+        e.rows = rows - i;
+        if (w->line) {
+            e.rows = least(e.rows, column < z->q ? z->q - column : w->line - column);
+            if (column >= z->q) continue;
+            pixel = (first + i) / w->line * z->q + column;
+        }
+        int64_t at = (w->origin + pixel) * z->k + tile * 16;
+        e.residual = w->residual ? w->residual + at : 0, e.y = w->y + at;
+        finish(e, w->sums + i * COLUMNS);
     }
-    w->band = last_panel - first_panel;
+}
+
+/* The blocks of a band with tiles from `tile` on: some tiles by all panels, and then the next. */
+static void add_band(Work *w, int64_t tile, int64_t last_tile) {
+    int64_t panels = up(w->positions, PANEL);
+    Block u = {.steps = w->steps, .b_step = w->steps * TILE_VALUES, .sums = w->sums};
     for (int64_t tiles; tile < last_tile; tile += tiles) {
-        tiles = least(last_tile - tile, z->channels / 16);
-        w->following = last_tile - tile - tiles;
-        for (int64_t panel = first_panel; panel < last_panel; panel++)
-            add_block(w, panel, panel - first_panel, tile, tiles, unit);
+        tiles = least(last_tile - tile, w->z->channels / 16);
+        u.b = w->weight + tile * u.b_step, u.next = u.b + tiles * u.b_step;
+        u.fetch = up(16 * least(tiles, last_tile - tile - tiles), panels);
+        for (int64_t first = 0; first < w->positions; first += PANEL, u.next += u.steps * u.fetch * 32) {
+            set_rows(w, &u, first);
+            if (w->unit == AMX)
+                amx_block(&u, tiles);
+            else
+                avx512_block(&u, tiles);
+            finish_panel(w, first, u.rows, tile, tiles);
+        }
     }
+}
+
+/* A band of panels, or of rows of pixels: their left operand, then the blocks. */
+static void add_unit(Work *w, int64_t band, int64_t tile, int64_t last_tile) {
+    const Sizes *z = w->z;
+    if (z->panels == PADDED) {
+        int64_t first = z->p * band / z->bands, last = z->p * (band + 1) / z->bands;
+        w->line = z->w + 2 * z->pad_w, w->origin = first * z->q, w->positions = (last - first - 1) * w->line + z->q;
+        copy_padded(z, w->panels, w->image, first, last, w->channels);
+    } else {
+        int64_t pixels = z->p * z->q, panels = up(pixels, PANEL), last = least(pixels, panels * (band + 1) / z->bands * PANEL);
+        w->origin = panels * band / z->bands * PANEL, w->positions = last - w->origin;
+        int64_t rest = w->positions % PANEL;
+        if (z->panels == GATHERED)
+            gather_rows(z, w->panels, w->image, w->origin, w->positions, w->channels);
+        else if (rest)
+            gather_rows(z, w->panels, w->image, last - rest, rest, w->channels);
+    }
+    add_band(w, tile, last_tile);
 }
 
 static FOR_AMX void tiles_begin(void) { TILES_BEGIN(); }
@@ -221,23 +187,21 @@ void FUNCTION(const Sizes *z, void *const *tensors) {
     const float *bias = tensors[2];
     stored *y = tensors[4];
     uint8_t *workspace = tensors[5];
-    int64_t channels = z->c / z->groups, outputs = z->k / z->groups, pixels = z->p * z->q, panels = up(pixels, PANEL);
-    int64_t tiles = up(outputs, 16), steps = up(z->r * z->s * channels, STEP), units = z->n * z->groups * z->bands * z->splits;
-    int64_t unit_kind = z->unit == AMX && amx_permitted() ? AMX : AVX512;
+    int64_t channels = z->c / z->groups, outputs = z->k / z->groups, tiles = up(outputs, 16), each = z->channels / 16;
+    int64_t steps = up(z->r * z->s * channels, STEP), units = z->n * z->groups * z->bands * z->splits, blocks = up(tiles, each);
+    int64_t kind = z->unit == AMX && amx_permitted() ? AMX : AVX512;
     PARALLEL_FOR(static, unit, units, least(z->threads, units)) {
         int64_t split = unit % z->splits, band = unit / z->splits % z->bands;
         int64_t group = unit / z->splits / z->bands % z->groups, image = unit / z->splits / z->bands / z->groups;
         uint8_t *slot = workspace + THREAD_NUMBER() * z->slot_bytes;
-        int64_t at = image * pixels * z->k + group * outputs;
-        Work w = {.z = z, .channels = channels, .outputs = outputs, .steps = steps, .pixels = pixels};
+        int64_t at = image * z->p * z->q * z->k + group * outputs;
+        Work w = {.z = z, .channels = channels, .outputs = outputs, .steps = steps, .unit = kind};
         w.image = x + image * z->h * z->w * z->c + group * channels;
         w.residual = residual ? residual + at : 0, w.y = y + at;
         w.weight = weight + group * tiles * steps * TILE_VALUES, w.bias = bias + group * tiles * 16;
         w.sums = (float *)slot, w.panels = (bf16 *)(slot + PANEL * COLUMNS * 4);
-        int64_t blocks = up(tiles, z->channels / 16), each = z->channels / 16;
-        if (unit_kind == AMX) tiles_begin();
-        add_unit(&w, panels * band / z->bands, panels * (band + 1) / z->bands, blocks * split / z->splits * each,
-                 least(tiles, blocks * (split + 1) / z->splits * each), unit_kind);
-        if (unit_kind == AMX) tiles_end();
+        if (kind == AMX) tiles_begin();
+        add_unit(&w, band, blocks * split / z->splits * each, least(tiles, blocks * (split + 1) / z->splits * each));
+        if (kind == AMX) tiles_end();
     }
 }

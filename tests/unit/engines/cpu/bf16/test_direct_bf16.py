@@ -11,7 +11,14 @@ import torch
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler, instruction_sets
 from convoy.engines.cpu.bf16 import bf16_units, cpu_direct_bf16
-from convoy.engines.cpu.bf16.bf16_partition import BAND_BYTES, Bf16Partition, can_be_in_place, in_one_image
+from convoy.engines.cpu.bf16.bf16_partition import (
+    BAND_BYTES,
+    PANELS,
+    SUMS_BYTES,
+    Bf16Partition,
+    in_one_image,
+    panels_of,
+)
 from convoy.engines.cpu.bf16.bf16_units import UNITS
 from convoy.engines.cpu.bf16.cpu_direct_bf16 import ENGINE, Bf16Convolution, convolution_of, kernel, knob_space, takes
 from convoy.engines.cpu.native_launch import KernelSource
@@ -39,6 +46,13 @@ SHAPES = {
     "1x1 in place, less than a panel": replace(POINTWISE, n=1, c=32, h=4, w=5),
     "1x1, stride 2": replace(POINTWISE, stride_h=2, stride_w=2),
     "1x1, padded": replace(POINTWISE, c=32, pad_h=1, pad_w=2),
+    "3x3, padded panels": replace(BASE, c=32, epilogue=FULL),
+    "3x3 of two panels and more": replace(BASE, n=1, c=64, h=9, w=12, k=33),
+    "padded panels of groups, dilated": replace(
+        BASE, c=64, k=34, groups=2, dilation_h=2, dilation_w=3, pad_h=2, pad_w=1
+    ),
+    "1x5, padding beyond the filter": replace(BASE, c=32, r=1, s=5, pad_h=1, pad_w=6, k=16),
+    "2x3 without padding": replace(BASE, c=32, r=2, pad_h=0, pad_w=0, k=40),
     "7x7 of three channels": replace(BASE, c=3, h=30, w=29, r=7, s=7, pad_h=3, pad_w=3, stride_h=2, stride_w=2),
     "dilation": replace(BASE, dilation_h=2, dilation_w=3, pad_h=2, pad_w=3),
     "padding on both sides of a row": replace(BASE, w=2, s=5, pad_w=4),
@@ -125,9 +139,10 @@ def launched(problem: ConvProblem, knobs: Knobs, *, emulated: bool = True) -> to
     return y
 
 
+@pytest.mark.parametrize("shape", ["1x1 in place", "3x3 of two panels and more"])
 @pytest.mark.parametrize("unit", UNITS)
-def test_threads_channels_and_places_do_not_change_the_bits(unit: str) -> None:
-    problem, before = SHAPES["1x1 in place"], torch.get_num_threads()
+def test_threads_channels_and_panels_do_not_change_the_bits(unit: str, shape: str) -> None:
+    problem, before = SHAPES[shape], torch.get_num_threads()
     settings = knob_space(problem, (unit,))
     assert len(settings) == 4
     alone = launched(problem, settings[0])
@@ -140,7 +155,9 @@ def test_threads_channels_and_places_do_not_change_the_bits(unit: str) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("shape", ["3x3", "1x1 in place", "groups", "7x7 of three channels", "gelu of a sum"])
+@pytest.mark.parametrize(
+    "shape", ["3x3", "1x1 in place", "3x3, padded panels", "groups", "7x7 of three channels", "gelu of a sum"]
+)
 def test_the_cpus_own_instructions_give_what_the_emulation_gives(unit: str, shape: str) -> None:
     if unit not in bf16_units.bf16_units()[0]:
         pytest.skip(f"this process cannot use {unit}")
@@ -156,23 +173,32 @@ def test_the_cpus_own_instructions_give_what_the_emulation_gives(unit: str, shap
 
 
 def test_shapes_are_cut_as_their_names_say() -> None:
-    assert can_be_in_place(SHAPES["1x1 in place"])
-    assert can_be_in_place(SHAPES["groups of whole steps, in place"])
-    assert not can_be_in_place(SHAPES["1x1, stride 2"])
-    assert not can_be_in_place(SHAPES["1x1, padded"])
-    assert not can_be_in_place(halved(SHAPES["1x1 in place"]))
+    for name in ("1x1 in place", "groups of whole steps, in place"):
+        assert panels_of(SHAPES[name]) == ("in_place", "gathered")
+    for name in ("3x3, padded panels", "padded panels of groups, dilated", "1x5, padding beyond the filter"):
+        assert panels_of(SHAPES[name]) == ("padded", "gathered")
+    for name in ("1x1, stride 2", "1x1, padded", "3x3", "7x7 of three channels"):
+        assert panels_of(SHAPES[name]) == ("gathered",)
+    assert panels_of(halved(SHAPES["1x1 in place"])) == ("gathered",)
+    assert panels_of(halved(SHAPES["3x3, padded panels"])) == ("padded", "gathered")
+    assert {panels for shape in SHAPES.values() for panels in panels_of(shape)} == set(PANELS)
     assert in_one_image(SHAPES["1x1"]).w == 2 * 11 * 9
     deep = replace(BASE, n=1, c=512, h=7, w=7, k=512)
-    cut = Bf16Partition.of(deep, 4, 32, in_place=False)
-    assert (cut.bands, cut.splits) == (1, 4)
-    assert Bf16Partition.of(replace(BASE, n=1, c=64, h=56, w=56, k=64), 2, 32, in_place=False).splits == 1
-    assert cut.slot_bytes - 8192 <= BAND_BYTES
+    wide = replace(BASE, n=1, c=64, h=56, w=56, k=64)
+    for panels in ("gathered", "padded"):
+        cut = Bf16Partition.of(deep, 4, 32, panels)
+        assert (cut.bands, cut.splits) == (1, 4)
+        assert cut.slot_bytes - SUMS_BYTES <= BAND_BYTES
+        cut = Bf16Partition.of(wide, 2, 32, panels)
+        assert cut.splits == 1
+        assert cut.bands >= 4
+        assert cut.slot_bytes - SUMS_BYTES <= BAND_BYTES
 
 
 PLANTED = {
     "a tile that is not zeroed": ("TILE_ZERO(3)", "(void)0", "amx"),
     "sums of two tiles exchanged": ("TILE_DP(2, 5, 6)", "TILE_DP(2, 4, 6)", "amx"),
-    "the second rows' offset": ("a + 16 * u->a_step", "a + 15 * u->a_step", "amx"),
+    "the second rows' offset": ("t.a + 16 * u->a_step", "t.a + 15 * u->a_step", "amx"),
     "a step too few": ("steps = up(z->r * z->s * channels, STEP)", "steps = z->r * z->s * channels / STEP", "avx512"),
     "rows that are shared out with a gap": ("first = u->rows * i / parts", "first = up(u->rows * i, parts)", "avx512"),
     "the rest of a row that is not zeroed": ("if (to < end)", "if (0)", "avx512"),
@@ -182,30 +208,34 @@ PLANTED = {
         "least(tiles / 2, blocks * (split + 1)",
         "avx512",
     ),
-    "the bias of the first tiles": (".bias = w->bias + tile * 16", ".bias = w->bias", "avx512"),
+    "the bias of the first tiles": ("e = {.bias = w->bias + tile * 16", "e = {.bias = w->bias", "avx512"),
     "a bound that is exchanged": ("not_above(value, 6.0f)", "not_above(value, 3.0f)", "avx512"),
+    "padded panels, the next filter row": ("t->row += u->down", "t->row += u->across", "amx"),
+    "padded panels, the next tap": ("t->tap * u->across", "0", "avx512"),
+    "padded panels, the row of a pixel": ("/ w->line * z->q", "/ w->line * w->line", "avx512"),
+    "padded panels, the rows above": ("top = first - z->pad_h", "top = first", "avx512"),
     "a residual of the first panel": ("w->residual + at : 0", "w->residual : 0", "avx512"),
 }
 
 
-SOURCES = (cpu_direct_bf16.BLOCKS_H, cpu_direct_bf16.SOURCE)
+SOURCES = (cpu_direct_bf16.BLOCKS_H, cpu_direct_bf16.EPILOGUE_H, cpu_direct_bf16.SOURCE)
 
 
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_shows(fault: str, tmp_path: Path) -> None:
     right, wrong, unit = PLANTED[fault]
-    (blocks, rest), before = (path.read_text(encoding="utf-8") for path in SOURCES), torch.get_num_threads()
-    text = blocks + rest
+    text, before = "".join(path.read_text(encoding="utf-8") for path in SOURCES), torch.get_num_threads()
     assert right in text
     faulty = tmp_path / "faulty.c"
     faulty.write_text(text.replace(right, wrong), encoding="utf-8")
-    problem = replace(BASE, n=1, h=10, k=64, epilogue=FULL)
+    problem = replace(BASE, n=1, h=10, k=64, epilogue=FULL, c=32 if "padded" in fault else 20)
+    panels = "padded" if "padded" in fault else "gathered"
     source = kernel("bf16", emulated=True)
     try:
         torch.set_num_threads(1 + (fault == "the second part of a split"))
-        executable = Bf16Convolution(problem, Knobs.of(unit=unit, channels=32, in_place=False), emulated=True)
+        executable = Bf16Convolution(problem, Knobs.of(unit=unit, channels=32, panels=panels), emulated=True)
         executable.use(
-            KernelSource((*source.parts[:-2], faulty), (*source.flags, "-O0"), source.engine, source.function)
+            KernelSource((*source.parts[:-3], faulty), (*source.flags, "-O0"), source.engine, source.function)
         )
         verdict = judge(executable, ENGINE.family, problem, make_data(problem, 3, "integer"), "integer")
     finally:
@@ -265,18 +295,21 @@ def test_the_units_follow_from_the_cpu_the_limit_and_the_system(
 MAIN = """
 #include <stdlib.h>
 int main(void) {
-    for (int64_t c = 1; c < 80; c += 31)
+    for (int64_t c = 1; c < 70; c += 31)
         for (int64_t w = 1; w < 20; w = 4 * w + 9)
             for (int64_t side = 1; side <= 3; side += 2)
                 for (int64_t stride = 1; stride <= 2; stride++)
                     for (int64_t kind = 0; kind < 4; kind++) {
                         int64_t h = 6, k = 40, pad = side / 2, channels = 32 + kind / 2 * 32;
                         int64_t p = (h + 2 * pad - side) / stride + 1, q = (w + 2 * pad - side) / stride + 1;
-                        int64_t steps = up(side * side * c, STEP), row = (steps + 1) * STEP, panels = up(p * q, PANEL);
-                        int64_t in_place = side == 1 && stride == 1 && c % 32 == 0, bands = panels > 1 ? 2 : 1;
-                        int64_t slot = PANEL * COLUMNS * 4 + (in_place ? 1 : up(panels, bands)) * PANEL * row * 2;
+                        int64_t steps = up(side * side * c, STEP), row = (steps + 1) * STEP, count = up(p * q, PANEL);
+                        int64_t fewer_copies = side > 1 ? PADDED : sizeof(stored) == 2 ? IN_PLACE : GATHERED;
+                        int64_t panels = stride > 1 || c % 32 ? GATHERED : fewer_copies;
+                        int64_t bands = count > 1 ? 2 : 1, held = (panels == IN_PLACE ? 1 : up(count, bands)) * PANEL;
+                        if (panels == PADDED) row = c + STEP, held = (up(p, bands) + side - 1) * (w + 2 * pad) + PANEL;
+                        int64_t slot = PANEL * COLUMNS * 4 + held * row * 2;
                         Sizes z = {2, c, h, w, k, side, side, pad, pad, stride, stride, 1, 1, 1, p, q, GELU, 1,
-                                   kind % 2, channels, in_place, bands, 2, 1, slot, row};
+                                   kind % 2, channels, panels, bands, 2, 1, slot, row};
                         stored *x = calloc(2 * c * h * w, sizeof(stored)), *y = calloc(2 * k * p * q, sizeof(stored));
                         stored *residual = calloc(2 * k * p * q, sizeof(stored));
                         bf16 *weight = calloc(up(k, 16) * steps * TILE_VALUES, 2);

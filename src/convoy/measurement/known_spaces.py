@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
+from convoy._version import __version__
 from convoy.engines import base
 from convoy.engines.base import Engine
 from convoy.engines.compilers.device_binaries import keep, kept
@@ -41,7 +42,7 @@ class KnownSpaces:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._key = (_FORM, target.digest, _stamp()) if target.device == "cuda" and _stamp() else ()
+        self._key = (_FORM, __version__, target.digest, _stamp()) if target.device == "cuda" and _stamp() else ()
         self._known: dict[str, Any] = {}
         self._new = False
         data = kept("spaces", self._key, ".json") if self._key else None

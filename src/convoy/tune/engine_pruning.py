@@ -62,7 +62,7 @@ class EnginePruning:
         An engine that skips zeros has a default for each percentage. Engines that `settled` names are left out.
         """
         settled = self.settled()
-        wanted = [config for config in self.space.defaults() if config.engine not in settled]
+        wanted = [config for config in self.space.defaults if config.engine not in settled]
         return [config for config in dict.fromkeys((*wanted, *self.hints.configs)) if config not in self.board.rows]
 
     def is_exhausted(self) -> bool:

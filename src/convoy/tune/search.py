@@ -157,7 +157,8 @@ def _order_by_hints(
 ) -> None:
     """Put what devices of the same kind and predictions favour first."""
     with phase("stored rows"):
-        add_transfer_hints(tasks, target, protocol, database)
+        open_ = [task for task in tasks if not task.is_done(protocol, Effort.QUICK)]  # hints only shorten a search
+        add_transfer_hints(open_, target, protocol, database)
     set_priors(tasks, source, protocol, target)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 
 from convoy.engines.activation_sparsity import SparsityBucket, sparsity_percent, with_sparsity
 from convoy.engines.base import Engine
@@ -98,12 +99,13 @@ class SearchSpace:
         """The engines' versions, by id."""
         return {name: engine.version for name, engine in self.engines.items()}
 
-    def defaults(self) -> list[EngineConfig]:
+    @cached_property
+    def defaults(self) -> tuple[EngineConfig, ...]:
         """Every engine's default config; for an engine that skips zeros, one for each percentage."""
         first: dict[tuple[str, int | None], EngineConfig] = {}
         for config in self:
             first.setdefault((config.engine, sparsity_percent(config.knobs)), config)
-        return list(first.values())
+        return tuple(first.values())
 
     def winning_buckets(self) -> list[SparsityBucket]:
         """The sparsity buckets that have a winner each; a single one if no engine skips zeros."""

@@ -154,7 +154,7 @@ class TuningTask:
     def needs_prior(self) -> bool:
         """Whether the problem is a layer that engines compile for, without a compiled row and without transfer hints."""
         layer = isinstance(self.problem, LAYERS)
-        compiled = any(map(self._is_compiled, self._space.defaults()))
+        compiled = any(map(self._is_compiled, self._space.defaults))
         tried = any(self._is_compiled(config) for config in self.rows)
         return layer and compiled and not tried and not self._hints.configs
 

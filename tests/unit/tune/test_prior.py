@@ -247,3 +247,15 @@ def test_what_is_hopeless_or_needs_no_compiler_is_not_expected():
         EngineConfig("aten", 1),
     )
     assert list(Prior.from_predictions([row(plain, 9.0), row(a, 10.0), row(b, 50.0)], {a, b}, 4.0).times_us) == [a]
+
+
+def test_a_search_that_is_done_looks_up_no_rows_of_related_devices(database, fakes, monkeypatch):
+    run([PROBLEM], hopeless(fakes), database, Timed(time_of, GPU), GPU)
+    asked = []
+    lookup = type(database).lookup
+    monkeypatch.setattr(type(database), "lookup", lambda self, *key: asked.append(key[1]) or lookup(self, *key))
+    kin = replace(GPU, name="its kin")
+    database.put([], targets=[kin])
+    again = run([PROBLEM], hopeless(fakes), database, Timed(time_of, GPU), GPU)
+    assert again.measured == 0
+    assert set(asked) == {GPU.digest}

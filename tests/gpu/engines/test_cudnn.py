@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.engines.library.cudnn import ENGINE, library
+from convoy.engines.library import cudnn
+from convoy.engines.library.cudnn import ENGINE, library, surveys
 from convoy.errors import CompileError, InputError
 from convoy.measurement.accuracy import in_layout, judge, make_data, result_specs
 from convoy.measurement.device.detect import detect_target
@@ -73,6 +74,17 @@ def known(problem, target, most=24):
             continue
         found.append(knobs)
     return found
+
+
+def test_another_process_reads_the_list_and_the_workspaces(target, monkeypatch):
+    problem = typed(SHAPES["3x3"], "fp16", "half", layout="nhwc", epilogue=FULL)
+    found = ENGINE.space(problem, target)
+    sizes = [ENGINE.workspace_bytes(problem, knobs) for knobs in known(problem, target)]
+    cudnn.offered_plans.cache_clear()
+    surveys.announced.cache_clear()
+    monkeypatch.setattr(surveys, "recommending", lambda *_: pytest.fail("asked cuDNN again"))
+    assert ENGINE.space(problem, target) == found
+    assert [ENGINE.workspace_bytes(problem, knobs) for knobs in known(problem, target)] == sizes
 
 
 def built(problem, target, chosen):

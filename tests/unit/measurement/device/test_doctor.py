@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from convoy.engines.cpu.bf16 import cpu_direct_bf16
+from convoy.engines.cpu.bf16.bf16_units import UNITS
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement import detect_target
 from convoy.measurement.device import detect, doctor
@@ -72,8 +74,9 @@ def test_sample_problems_are_whole():
 
 
 @pytest.mark.parametrize("engine", [name for name in MANIFEST if name not in ON_DEVICE_ALONE])
-def test_every_engine_is_asked_about_a_problem_that_it_supports(engine):
-    """On the machine at hand, or on a GPU that supports all engines for GPUs."""
+def test_every_engine_is_asked_about_a_problem_that_it_supports(engine, monkeypatch):
+    """On the machine at hand as if its CPU had AMX, or on a GPU that supports all engines for GPUs."""
+    monkeypatch.setattr(cpu_direct_bf16, "bf16_units", lambda: (UNITS, ""))
     instance = load_engine(engine)
     targets = (detect_target("cpu"), CAPABLE_GPU)
     assert any(query_engine(instance, problem, target)[0] for target in targets for problem in samples_for(instance))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
@@ -123,6 +123,11 @@ class CpuDirectBf16(Engine):
             return support
         units, refusal = bf16_units()
         return Support.yes() if units else Support.no(refusal)
+
+    def samples(self) -> Sequence[Problem]:
+        """A convolution in bf16: `convoy doctor` says by it whether this CPU has the instructions."""
+        plain = ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1, layout="nhwc", numerics="half")
+        return (replace(plain, x_dtype="bf16", weight_dtype="bf16", y_dtype="bf16"),)
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Units, output channels of a block, and where panels lie."""

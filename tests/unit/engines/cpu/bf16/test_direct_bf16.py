@@ -264,6 +264,13 @@ def test_what_it_does_not_take_has_a_reason(change: dict[str, object], reason: s
     assert "runs on CPUs" in ENGINE.supports(BASE, Target("cuda", "GPU", "sm_90", 1, 1, 1)).reason
 
 
+def test_doctor_asks_about_bf16() -> None:
+    (sample,) = ENGINE.samples()
+    assert takes(sample, CPU)
+    assert bool(ENGINE.supports(sample, CPU)) == bool(bf16_units.bf16_units()[0])
+    assert ENGINE.supports(sample, CPU) or "AVX-512 BF16" in ENGINE.supports(sample, CPU).reason
+
+
 AVX512 = frozenset(flag for level in instruction_sets.KERNEL_LEVELS[:-1] for flag in level[1])
 AMX = AVX512 | instruction_sets.KERNEL_LEVELS[-1][1]
 
@@ -323,8 +330,7 @@ int main(void) {
 """
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(("dtype", "missing"), [("bf16", 0), ("bf16", 1), ("fp32", 0)])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, dtype: str, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
     source = kernel(dtype, emulated=True)

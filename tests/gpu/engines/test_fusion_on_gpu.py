@@ -102,6 +102,22 @@ def test_replays_of_a_graph_give_the_same_bits_beside_other_work(name: str, targ
         assert all(torch.equal(old, new) for old, new in zip(before, results, strict=True))
 
 
+@pytest.mark.parametrize("name", ["bilinear", "max pooling", "padding"])
+def test_a_result_may_be_channels_of_a_larger_tensor(name: str, target: Target):
+    problem = CASES[name]
+    executable, data = ENGINE.build(problem, Knobs(), target), make_data(problem, 4, "normal", "cuda")
+    (spec,) = result_specs(problem)
+    n, c, h, w = spec.shape
+    assert executable.accept_slice(0, c + 24, 8)
+    whole = torch.full((n, h, w, c + 24), 7, dtype=DTYPES[spec.dtype], device="cuda").permute(0, 3, 1, 2)
+    dense = in_layout(torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="cuda"), "nhwc")
+    for result in (dense, whole[:, 8 : 8 + c]):
+        executable.launch(Buffers(data.args, [result], executable.pack(data.constants)), None)
+    assert torch.equal(whole[:, 8 : 8 + c], dense)
+    assert bool((whole[:, :8] == 7).all())
+    assert bool((whole[:, 8 + c :] == 7).all())
+
+
 COPIES = [
     LayoutProblem(TensorSpec(shape, dtype), *layouts)
     for shape in ((32, 3, 224, 224), (1, 3, 223, 17), (2, 64, 56, 56), (3, 130, 7, 9))

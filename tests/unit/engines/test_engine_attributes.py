@@ -67,7 +67,7 @@ def problems():
     yield from LINEAR
     yield from (problem for problem in OTHERS if not isinstance(problem, LayoutProblem))
     yield SubgraphProblem(MERGE, "nhwc")
-    yield from load_engine("cuda.bottleneck").samples()
+    yield from (*load_engine("cuda.bottleneck").samples(), *load_engine("cuda.fusion").samples())
     yield from (norm_cases.forward(name) for name in norm_cases.CASES)
     yield from (norm_cases.backward(name) for name in norm_cases.CASES)
 

@@ -6,6 +6,7 @@ elements. Arithmetic is fp32; values between operators are not rounded. NVRTC co
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,10 +14,12 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.fusion.kernel_code import FusionCode, code_of
+from convoy.engines.fusion.lowering import INDEX_LIMIT
 from convoy.engines.fusion.stages import UNITS
-from convoy.engines.gpu.device_tensors import aligned, scratch
+from convoy.engines.gpu.device_tensors import aligned, fits_tma, pitch_of, scratch, sliced_nhwc
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer
 from convoy.engines.subgraph import parse_subgraph, torch_format, torch_support
+from convoy.engines.torch_operators import DTYPES
 from convoy.errors import LaunchError
 from convoy.graph.ir import Graph
 from convoy.problem import Knobs, Problem, SubgraphProblem
@@ -47,21 +50,47 @@ _MOVES_OR_REDUCES: Final = frozenset({
 """Operators that gain by a kernel of their own: ATen takes several launches, or does not read whole vectors."""
 
 
-class FusionExecutable(Executable):
-    """The kernels of one subgraph."""
+Slice = tuple[int, int]
+"""A result that is some channels of a larger NHWC tensor: its number, and the channels of that tensor."""
 
-    def __init__(self, engine: str, problem: SubgraphProblem, code: FusionCode, target: Target) -> None:
+
+class FusionExecutable(Executable):
+    """The kernels of one subgraph; with a result in a slice they are others."""
+
+    def __init__(self, engine: str, problem: SubgraphProblem, target: Target) -> None:
         graph = parse_subgraph(problem.text)
-        self._engine, self.code = engine, code
-        self.workspace_bytes = code.workspace_bytes
-        self._formats = [
-            torch_format(problem.layout, len(graph.values[name].spec.shape)) for name in (*graph.inputs, *graph.outputs)
-        ]
+        self._engine, self._problem, self._target = engine, problem, target
+        self._results = [graph.values[name].spec for name in graph.outputs]
+        shapes = [graph.values[name].spec.shape for name in (*graph.inputs, *graph.outputs)]
+        self._formats = [torch_format(problem.layout, len(shape)) for shape in shapes]
         self._inputs = len(graph.inputs)
-        self._dependent = target.capability >= 90
-        half = all(graph.values[name].spec.dtype != "fp32" for name in graph.outputs)
-        cubin, self.log = compile_cubin(engine, code.source, target, _FOR_HALVES if half else ())
-        self.functions = [Function(engine, cubin, kernel.name, shared_bytes=0) for kernel in code.kernels]
+        self._lock = threading.Lock()
+        self._kernels: dict[Slice | None, tuple[FusionCode, list[Function]]] = {}
+        self.log = ""
+        self.code, self.functions = self._compiled(None)
+        self.workspace_bytes = self.code.workspace_bytes
+
+    def _compiled(self, part: Slice | None) -> tuple[FusionCode, list[Function]]:
+        """The kernels, with no result or one in a slice."""
+        with self._lock:
+            if part not in self._kernels:
+                code = code_of(self._problem.text, self._problem.layout, part)
+                assert isinstance(code, FusionCode)
+                half = all(spec.dtype != "fp32" for spec in self._results)
+                cubin, log = compile_cubin(self._engine, code.source, self._target, _FOR_HALVES if half else ())
+                self.log += log
+                functions = [Function(self._engine, cubin, kernel.name, shared_bytes=0) for kernel in code.kernels]
+                self._kernels[part] = code, functions
+            return self._kernels[part]
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Whether pixels and the slice start at multiples of 16 bytes; its kernels are compiled here."""
+        spec = self._results[result]
+        fits = len(spec.shape) == 4 and self._problem.layout == "nhwc" and fits_tma(DTYPES[spec.dtype], pitch, offset)
+        if not fits or spec.elements // spec.shape[1] * pitch >= INDEX_LIMIT:
+            return False
+        self._compiled((result, pitch))
+        return True
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Contiguous, at addresses that vectors can be read from."""
@@ -70,21 +99,39 @@ class FusionExecutable(Executable):
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One kernel after another."""
         args = [self._checked(f"argument {place}", t, place) for place, t in enumerate(buffers.args)]
-        results = [self._checked(f"result {place}", t, self._inputs + place) for place, t in enumerate(buffers.results)]
+        results, part = self._written(buffers.results)
+        code, functions = self._compiled(part)
         places = {f"x{place}": pointer(tensor) for place, tensor in enumerate(args)}
         places |= {f"c{place}": pointer(tensor) for place, tensor in enumerate(buffers.constants)}
         places |= {f"y{place}": pointer(tensor) for place, tensor in enumerate(results)}
         if (held := scratch(workspace, self.workspace_bytes)) is not None:
-            places |= {f"w{place}": pointer(held[offset:]) for place, offset in enumerate(self.code.offsets)}
-        device = results[0].device.index or 0
-        for kernel, function in zip(self.code.kernels, self.functions, strict=True):
+            places |= {f"w{place}": pointer(held[offset:]) for place, offset in enumerate(code.offsets)}
+        device, dependent = results[0].device.index or 0, self._target.capability >= 90
+        for kernel, function in zip(code.kernels, functions, strict=True):
             arguments = [places[name] for name in kernel.parameters]
-            function.launch(device, kernel.blocks, kernel.threads, arguments, dependent=self._dependent)
+            function.launch(device, kernel.blocks, kernel.threads, arguments, dependent=dependent)
 
-    def _checked(self, role: str, tensor: torch.Tensor | None, place: int) -> torch.Tensor:
+    def _written(self, given: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor], Slice | None]:
+        """The results, and which of them is a slice."""
+        found: list[torch.Tensor] = []
+        parts: list[Slice] = []
+        for place, tensor in enumerate(given):
+            if tensor is None:
+                raise LaunchError(f"{self._engine}: result {place}: no tensor was given to write to")
+            memory_format = self._formats[self._inputs + place]
+            if memory_format == torch.channels_last and not tensor.is_contiguous(memory_format=memory_format):
+                found.append(sliced_nhwc(f"{self._engine}: result {place}", tensor))
+                parts.append((place, pitch_of(tensor)))
+            else:
+                found.append(self._checked(f"result {place}", tensor, self._inputs + place))
+        if len(parts) > 1:
+            raise LaunchError(
+                f"{self._engine}: takes one result that is some channels of a larger tensor, got {len(parts)}"
+            )
+        return found, parts[0] if parts else None
+
+    def _checked(self, role: str, tensor: torch.Tensor, place: int) -> torch.Tensor:
         """The tensor, dense in the problem's memory format and aligned; raises LaunchError otherwise."""
-        if tensor is None:
-            raise LaunchError(f"{self._engine}: {role}: no tensor was given to write to")
         if not tensor.is_contiguous(memory_format=self._formats[place]) or tensor.data_ptr() % 16:
             layout = f"strides {tuple(tensor.stride())} at {tensor.data_ptr():#x}"
             raise LaunchError(f"{self._engine}: {role}: {layout} are not those of a dense, 16-byte aligned tensor")
@@ -100,6 +147,7 @@ class FusionEngine(Engine):
     trusted = False
     fuses_subgraphs = True
     builds_in_threads = True
+    writes_slices = True
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Subgraphs of operators that the generator knows, in fp16, bf16 and fp32, on capability 8.0 and newer."""
@@ -152,7 +200,7 @@ class FusionEngine(Engine):
         """Generate and compile; needs no GPU."""
         del knobs
         assert isinstance(problem, SubgraphProblem)
-        return FusionExecutable(self.id, problem, _known(problem), target)
+        return FusionExecutable(self.id, problem, target)
 
 
 def _is_worthwhile(graph: Graph) -> bool:

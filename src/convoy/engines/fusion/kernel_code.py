@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Final
 
 from convoy.engines.fusion.emitter import CPP_TYPE
-from convoy.engines.fusion.lowering import INDEX_LIMIT, LoweredSubgraph, lower
+from convoy.engines.fusion.lowering import INDEX_LIMIT, LoweredSubgraph, in_slice, lower
 from convoy.engines.fusion.row_sections import row_section, rows_of
 from convoy.engines.fusion.sections import KernelSection, Result, loop_sections, results_of
 from convoy.engines.fusion.stages import (
@@ -95,16 +95,18 @@ def header_text(name: str) -> str:
     return (files("convoy.engines.fusion") / name).read_text(encoding="utf-8")
 
 
-@lru_cache(maxsize=1024)
-def code_of(text: str, layout: str) -> FusionCode | str:
+@lru_cache(maxsize=4096)
+def code_of(text: str, layout: str, part: tuple[int, int] | None = None) -> FusionCode | str:
     """The kernels of a subgraph, or why there are none.
 
     Args:
         text: the subgraph, as text.
         layout: the memory format of its arguments and results.
+        part: a result that is some channels of a larger NHWC tensor: its number, and the channels of that tensor.
     """
     try:
-        return generate(lower(parse_subgraph(text), layout))
+        lowered = lower(parse_subgraph(text), layout)
+        return generate(lowered if part is None else in_slice(lowered, *part))
     except NotFusibleError as error:
         return str(error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from convoy.engines.fusion.lowered_elementwise import ELEMENTWISE
@@ -53,6 +53,14 @@ def dense_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     for place, dim in enumerate(order):
         found[dim] = math.prod(shape[each] for each in order[place + 1 :])
     return tuple(found)
+
+
+def in_slice(lowered: LoweredSubgraph, result: int, pitch: int) -> LoweredSubgraph:
+    """The same with one result as some channels of an NHWC tensor of `pitch` channels."""
+    strides = list(lowered.result_strides)
+    _, _, h, w = lowered.result_specs[result].shape
+    strides[result] = (h * w * pitch, 1, w * pitch, pitch)
+    return replace(lowered, result_strides=tuple(strides))
 
 
 def lower(graph: Graph, layout: str) -> LoweredSubgraph:

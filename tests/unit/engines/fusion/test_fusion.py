@@ -5,11 +5,15 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
 from convoy.engines.fusion.emitter import Emitter
 from convoy.engines.fusion.fusion import ENGINE
 from convoy.engines.fusion.index_math import Var, number, variable
+from convoy.engines.fusion.kernel_code import code_of
 from convoy.engines.hopper.nvrtc_kernel import absence
+from convoy.measurement.accuracy import check, make_data, oracle
+from convoy.measurement.data import in_layout, result_specs
 from convoy.perfdb import Database
 from convoy.perfdb.shipped import shipped_folder
 from convoy.problem import Knobs, LinearProblem
@@ -17,7 +21,7 @@ from convoy.settings import Settings
 from convoy.target import Target
 from convoy.tune.search import search
 from tests.unit.engines.fusion.cases import CASES, chain, gate, layer_norm, mean, pool, pools, softmax
-from tests.unit.engines.fusion.emulated import code_for, judged, library
+from tests.unit.engines.fusion.emulated import code_for, judged, library, run
 
 H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20, (("torch", "2.13.0"),))
 SEEDS = range(45)
@@ -60,6 +64,33 @@ def test_a_random_subgraph_is_right(kernels, seed):
     problem = kernels[0][len(CASES) + seed]
     verdict = judged(kernels[1], problem, len(CASES) + seed)
     assert verdict.ok, f"{verdict.reason}\n{problem.text}{code_for(problem).text}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["bilinear", "max pooling", "padding", "layer norm, odd"])
+def test_a_result_may_be_channels_of_a_larger_tensor(tmp_path, name):
+    problem = CASES[name]
+    place = len(result_specs(problem)) - 1
+    n, c, h, w = result_specs(problem)[place].shape
+    code = code_of(problem.text, problem.layout, (place, c + 24))
+    data = make_data(problem, 1, "normal")
+    whole = torch.full((n, h, w, c + 24), 7.0, dtype=data.args[0].dtype).permute(0, 3, 1, 2)
+    results = [in_layout(torch.zeros(spec.shape, dtype=whole.dtype), "nhwc") for spec in result_specs(problem)]
+    results[place] = whole[:, 8 : 8 + c]
+    run(library(tmp_path / "slice", [code]).run_0, problem, data, code, results)
+    assert check(problem, "direct", results, oracle(problem, data), "normal", data=data).ok
+    assert torch.equal(whole[:, :8], torch.full_like(whole[:, :8], 7))
+    assert torch.equal(whole[:, 8 + c :], torch.full_like(whole[:, 8 + c :], 7))
+
+
+def test_slices_that_vectors_cannot_reach_are_not_taken(monkeypatch):
+    monkeypatch.setattr("convoy.engines.hopper.nvrtc_kernel.cached", lambda *_: bytes(4))
+    executable = ENGINE.build(CASES["bilinear"], Knobs(), H100)
+    assert executable.accept_slice(0, 64, 16)
+    assert not executable.accept_slice(0, 60, 16)
+    assert not executable.accept_slice(0, 64, 4)
+    assert not executable.accept_slice(0, 1 << 27, 0)
+    assert not ENGINE.build(CASES["mean"], Knobs(), H100).accept_slice(0, 64, 16)
 
 
 @needs_compiler

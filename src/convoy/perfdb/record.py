@@ -97,7 +97,16 @@ def read_record(record: Mapping[str, object]) -> Measurement:
     for name in record:
         if name not in COLUMNS:
             raise InputError("column", name, "one of " + ", ".join(COLUMNS))
-    return checked_row({name: checked_value(name, record.get(name, DEFAULTS.get(name))) for name in COLUMNS})
+    return checked_row({name: _checked(name, record.get(name, DEFAULTS.get(name))) for name in COLUMNS})
+
+
+def _checked(name: str, value: object) -> Any:
+    return checked_text(name, value) if type(value) is str else checked_value(name, value)
+
+
+def checked_text(name: str, text: str) -> Any:
+    """`checked_value` of a text; looked up where it was checked before, because texts occur again in row after row."""
+    return _known_text(name, text) if len(text) <= MAX_CHARACTERS["problem"] else checked_value(name, text)
 
 
 def checked_row(values: dict[str, Any]) -> Measurement:
@@ -132,6 +141,9 @@ def checked_value(name: str, value: object) -> Any:
     elif isinstance(value, int) and not 0 <= value <= _MAX_INTEGER.get(name, 1):
         raise InputError(name, value, f"an integer from 0 to {_MAX_INTEGER.get(name, 1)}")
     return value
+
+
+_known_text = lru_cache(maxsize=1 << 14)(checked_value)
 
 
 def _check_text(name: str, value: str, longest: int) -> None:

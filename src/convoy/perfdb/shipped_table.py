@@ -9,7 +9,7 @@ from typing import IO, Any
 import numpy as np
 
 from convoy.errors import InputError
-from convoy.perfdb.record import checked_row, checked_value
+from convoy.perfdb.record import checked_row, checked_text, checked_value
 from convoy.perfdb.row import Measurement, Status
 from convoy.perfdb.shipped_form import RowColumns, decode_rows
 from convoy.perfdb.time_columns import Flags, TimeColumns
@@ -87,14 +87,10 @@ class ShippedTable:
         for place, row in enumerate(places):
             try:
                 values = {name: checked_value(name, column[place]) for name, column in numbers.items()}
-                values |= {name: _checked_text(name, texts[name][place]) for name in texts if name != "config"}
+                values |= {name: checked_text(name, texts[name][place]) for name in texts if name != "config"}
                 yield checked_row({**values, **_config_values(texts["config"][place]), "target": self._target})
             except InputError as error:
                 raise InputError(self._name, f"row {row}", "well-formed rows", str(error)) from None
-
-
-_checked_text = lru_cache(maxsize=1 << 14)(checked_value)
-"""Cached: texts occur again in row after row."""
 
 
 @lru_cache(maxsize=1 << 14)

@@ -10,21 +10,19 @@ import logging
 import os
 import random
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture.copies import copied_arguments, separate_copy
+from convoy.tuning_lock import one_at_a_time
 from convoy.typed_torch import named_modules
-
-_ONE_AT_A_TIME: Final = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +109,9 @@ def repr_of(value: list[Any] | dict[Any, Any] | set[Any]) -> tuple[object, ...]:
 def preserve_global_state() -> Generator[None]:
     """Run one thread at a time, and restore random states, environment variables and flags afterwards.
 
-    Held for the whole of a public call that tunes: of two that time programs at once, neither would learn the truth. Dynamo's own
-    lock is taken first, which a call out of `torch.compile` holds already: the order is the same for all.
+    Held for the whole of a public call that tunes: of two that time programs at once, neither would learn the truth.
     """
-    with ExitStack() as stack:  # the first import sets an environment variable, adds a warning filter, draws numbers
-        stack.callback(_random_states())
-        stack.callback(_environment())
-        stack.callback(_flags())
-        from torch._dynamo.convert_frame import compile_lock
-    with compile_lock, _ONE_AT_A_TIME, ExitStack() as stack:
+    with one_at_a_time(), ExitStack() as stack:
         stack.callback(_random_states())
         stack.callback(_environment())
         stack.callback(_flags())

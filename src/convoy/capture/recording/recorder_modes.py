@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -21,11 +22,24 @@ class RecordCalls(SchemaCheckMode):
         self._dispatch_key = torch._C.DispatchKey.PreDispatch
         self._record = record
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: else the first call would import Dynamo, which takes a second or two, to hide this class from it."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record a call."""
+        """Record a call; hidden from Dynamo where that is imported."""
         del types
-        with cast("Any", torch._C)._DisablePythonDispatcher():
-            return self._record(func, args, kwargs or {})
+        record = _record_hidden if "torch._dynamo" in sys.modules else _record
+        return record(self._record, func, args, kwargs or {})
+
+
+def _record(record: Callable[..., Any], func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    with cast("Any", torch._C)._DisablePythonDispatcher():
+        return record(func, args, kwargs)
+
+
+_record_hidden: Final[Callable[..., Any]] = cast("Any", torch)._disable_dynamo(_record, recursive=True)
 
 
 _METADATA: Final = frozenset(

@@ -27,6 +27,7 @@ from convoy.problem import Problem, SubgraphProblem, TensorSpec
 from convoy.regions.casts import is_cast
 from convoy.support import Support
 from convoy.target import Target
+from convoy.tuning_lock import with_dynamo
 
 LEAST_CAPABILITY: Final = 70
 """Triton compiles for GPUs of compute capability 7.0 and up (its README)."""
@@ -187,7 +188,7 @@ def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
     if target.device == "cuda":
         keep_triton_cache()
     patch: Callable[..., AbstractContextManager[object]] = cast("Any", settings).patch
-    with COMPILING, torch.no_grad(), patch({**COMMON_OPTIONS, **options}):
+    with with_dynamo(), COMPILING, torch.no_grad(), patch({**COMMON_OPTIONS, **options}):
         return standalone_compile(traced, [*examples], dynamic_shapes="from_graph")
 
 

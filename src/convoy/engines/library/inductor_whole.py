@@ -25,6 +25,7 @@ from convoy.regions.whole import LEAST_LAYERS, PATTERN, layers_of, why_not_plain
 from convoy.settings import Effort, Settings
 from convoy.support import Support
 from convoy.target import Target
+from convoy.tuning_lock import with_dynamo
 
 MODE: Final = "mode"
 
@@ -217,7 +218,7 @@ def _compile(
         keep_triton_cache()
     patch: Any = cast("Any", settings).patch
     compiled: Callable[..., Callable[..., Any]] = cast("Any", compile_fx).compile_fx
-    with COMPILING, torch.no_grad(), patch({**COMMON_OPTIONS, **own, **options}):
+    with with_dynamo(), COMPILING, torch.no_grad(), patch({**COMMON_OPTIONS, **own, **options}):
         traced = make_fx(net, tracing_mode="fake")(*args, *weights)
         if constants is None:
             return compiled(traced, [*args, *weights])

@@ -2,7 +2,7 @@
 
 A call of `torch.compile` holds Dynamo's lock when it asks Convoy's backend to tune, so Dynamo's lock comes first, then Convoy's.
 Importing Dynamo takes a second or two, which a tuning call that needs no part of it must not pay. While Dynamo is not imported,
-nobody holds its lock; whoever needs it later in the call takes it by `with_dynamo`.
+nobody holds its lock. Work that needs it later in the call takes it by `with_dynamo`.
 """
 
 from __future__ import annotations

@@ -68,12 +68,15 @@ def _first_supported(engine: Engine, target: Target) -> Problem | None:
 def _missing(engine: Engine, targets: Sequence[Target]) -> str:
     """Why an engine works on no device of this machine: its reason for a problem that it supports elsewhere.
 
-    An engine that supports nothing on such a GPU either lacks a library: the reason that it gives most often names it.
+    An engine that supports nothing on such a GPU lacks a library, or instructions of the CPU: the reason that it gives most
+    often for its own samples, or else for all, names them.
     """
     suiting = _first_supported(engine, CAPABLE_GPU)
     if suiting is not None:
         return query_engine(engine, suiting, targets[-1])[0].reason
-    reasons = Counter(query_engine(engine, problem, targets[-1])[0].reason for problem in samples_for(engine))
+    target = next((target for target in reversed(targets) if target.device in engine.devices), targets[-1])
+    problems = engine.samples() or samples_for(engine)
+    reasons = Counter(query_engine(engine, problem, target)[0].reason for problem in problems)
     return reasons.most_common(1)[0][0]
 
 
@@ -103,9 +106,13 @@ def summary(engines: Sequence[EngineAvailability]) -> list[tuple[str, str, str, 
             "engines that lack a part",
             f"{len(lacking)} of {total}",
             "; ".join(reasons) or "nothing is missing",
-            not lacking,
+            all(_needs_other_cpu(found.reason) for found in lacking),
         ),
     ]
+
+
+def _needs_other_cpu(reason: str) -> bool:
+    return "x86 CPU" in reason or "a CPU with" in reason
 
 
 def _needs_gpu(reason: str) -> bool:

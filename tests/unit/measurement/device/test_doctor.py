@@ -125,3 +125,16 @@ def test_three_lines_say_how_many_engines_work_and_what_the_others_lack():
     assert gpu[1] == "1 of 4"
     assert lacking[1:] == ("1 of 4", "d: needs a C compiler, got none", False)
     assert len(engine_findings()) == 3
+
+
+def test_instructions_that_the_cpu_lacks_are_no_part_that_could_be_installed():
+    reason = "needs a CPU with AMX or AVX-512 BF16, which this one lacks"
+    found = [EngineAvailability("a", "direct", ("cpu",)), EngineAvailability("b", "implicit_gemm", (), reason)]
+    assert summary(found)[2] == ("engines that lack a part", "1 of 2", f"b: {reason}", True)
+
+
+def test_an_engine_that_lacks_instructions_says_so(monkeypatch):
+    monkeypatch.setattr(cpu_direct_bf16, "bf16_units", lambda: ((), "needs a CPU with AMX"))
+    for targets in ([detect_target("cpu")], [detect_target("cpu"), CAPABLE_GPU]):
+        (found,) = (one for one in engine_availability(targets) if one.engine == "cpu.direct_bf16")
+        assert (found.devices, found.reason) == ((), "needs a CPU with AMX")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -12,10 +13,12 @@ import pytest
 
 from convoy.engines.compilers import host_compiler
 from convoy.engines.compilers.host_compiler import compile_shared, load_shared
+from convoy.engines.compilers.instruction_sets import cpu_flags
 from convoy.engines.cpu.bf16 import bf16_units
 from convoy.engines.cpu.bf16.bf16_units import TILE_OPS_H
 from convoy.engines.cpu.bf16.cpu_direct_bf16 import kernel
 from convoy.engines.cpu.native_launch import PARALLEL_H
+from convoy.errors import CompileError
 
 pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")
 
@@ -172,3 +175,22 @@ def test_the_kernel_holds_the_instructions_whatever_cpu_compiles_it(dtype):
     listing = subprocess.run(["objdump", "-d", str(path)], capture_output=True, text=True, check=True).stdout
     for instruction in ("tdpbf16ps", "vdpbf16ps", "ldtilecfg", "tilerelease"):
         assert instruction in listing
+
+
+def test_a_compiler_without_the_instructions_is_named_with_its_words(monkeypatch):
+    def refuse(*_):
+        raise CompileError("bf16-probe", "the C compiler refused the source", "error: unknown target option amx-tile")
+
+    assert bf16_units._compiler_refusal() == "" or "needs a C compiler" in bf16_units._compiler_refusal()
+    monkeypatch.setattr(bf16_units, "compile_shared", refuse)
+    assert "needs a C compiler with AMX and AVX-512 BF16: error: unknown target" in bf16_units._compiler_refusal()
+
+
+def test_a_system_that_refuses_tiles_is_quoted(monkeypatch):
+    asked = bf16_units.amx_refusal.__wrapped__()
+    assert bool(asked) == bool(bf16_units.amx_refusal.__wrapped__())
+    assert asked == "" or "AMX" in asked
+    if sys.platform == "linux" and "amx_tile" not in cpu_flags():
+        assert "Linux refuses this process AMX's registers (arch_prctl: " in asked
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    assert bf16_units.amx_refusal.__wrapped__() == "AMX needs Linux, got Darwin"

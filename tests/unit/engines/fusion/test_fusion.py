@@ -163,7 +163,7 @@ def test_a_subgraph_has_as_many_kernels_as_it_needs(name, kernels, written):
 
 
 @pytest.mark.skipif(bool(absence()), reason="needs NVRTC")
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 90, 120])
 def test_it_compiles_for_a_gpu_that_is_not_there(capability):
     target = replace(H100, arch=f"sm_{capability}")
     for problem in (*ENGINE.samples(), layer_norm((1, 96, 7, 5), "bf16")):

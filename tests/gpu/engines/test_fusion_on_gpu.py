@@ -84,12 +84,13 @@ def test_replays_of_a_graph_give_the_same_bits_beside_other_work(name: str, targ
         for spec in result_specs(problem)
     ]
     buffers = Buffers(data.args, results, executable.pack(data.constants))
-    executable.launch(buffers, None)
+    workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
+    executable.launch(buffers, workspace)
     torch.cuda.synchronize()
     before = [t.clone() for t in results if t is not None]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        executable.launch(buffers, None)
+        executable.launch(buffers, workspace)
     side, work = torch.cuda.Stream(), torch.randn(1024, 1024, device="cuda")
     for _ in range(50):
         for tensor in results:

@@ -41,6 +41,10 @@ class PlanTable:
         """The keys of all plans, the oldest first."""
         return self._store.read(sql.plan_keys)
 
+    def clear(self) -> int:
+        """Delete all plans; returns how many there were."""
+        return self._store.write(lambda connection: sql.drop_oldest_plans(connection, 0))
+
     def sum_of_rows(self, problems: Sequence[str] | None) -> str:
         """A text that changes when a row of these problems is added, replaced or deleted; None: of all problems."""
         rows, seals = self._store.read(lambda connection: sql.sum_of_rows(connection, problems))

@@ -257,10 +257,10 @@ def plan_keys(connection: sqlite3.Connection) -> list[str]:
     return [str(key) for (key,) in connection.execute("SELECT key FROM plans ORDER BY rowid")]
 
 
-def drop_oldest_plans(connection: sqlite3.Connection, kept: int) -> None:
-    """Delete all plans but the last ones that were added."""
+def drop_oldest_plans(connection: sqlite3.Connection, kept: int) -> int:
+    """Delete all plans but the last ones that were added; returns how many."""
     oldest = "SELECT rowid FROM plans ORDER BY rowid DESC LIMIT -1 OFFSET ?"
-    connection.execute(f"DELETE FROM plans WHERE rowid IN ({oldest})", (kept,))  # noqa: S608 - a constant
+    return connection.execute(f"DELETE FROM plans WHERE rowid IN ({oldest})", (kept,)).rowcount  # noqa: S608 - a constant
 
 
 def sum_of_rows(connection: sqlite3.Connection, problems: Sequence[str] | None) -> tuple[int, int]:

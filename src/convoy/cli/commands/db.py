@@ -217,7 +217,7 @@ def _tell(result: ImportResult, path: Path, *, partial: bool, as_json: bool) -> 
         )
 
 
-@app.command(cls=Command, short_help="Remove measurements, or compiled code.")
+@app.command(cls=Command, short_help="Remove measurements, stored plans, or compiled code.")
 def clear(
     db: Db = None,
     engine: Annotated[str, typer.Option("--engine", help="Only rows of this engine, by its id.")] = "",
@@ -228,11 +228,23 @@ def clear(
             "--compiled", help="Remove compiled code instead, which Convoy compiles again; no row is removed."
         ),
     ] = False,
+    plans: Annotated[
+        bool,
+        typer.Option(
+            "--plans",
+            help="Remove the plans of finished searches instead: the next call searches again; no row is removed.",
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Remove measurements: all, or those of one engine or target; or remove compiled code."""
+    """Remove measurements: all, or those of one engine or target; or remove stored plans, or compiled code."""
     from convoy.perfdb.record import check_digest
 
+    if plans:
+        if engine or target or compiled:
+            raise InputError("--plans", "--engine, --target or --compiled", "--plans alone, or with --db")
+        _clear_plans(db, yes=yes)
+        return
     if compiled:
         if engine or target or db:
             raise InputError(
@@ -252,6 +264,16 @@ def clear(
             typer.confirm(f"Remove {number} rows ({what}) from {database.path}?", abort=True)
         kept.database()
         say(f"{database.clear(engine=engine, target=target)} rows removed")
+
+
+def _clear_plans(db: Db, *, yes: bool) -> None:
+    """Remove the plans of finished searches from a database."""
+    with _open(db, create=False) as database:
+        number = len(database.plans.keys())
+        if number and not yes:
+            typer.confirm(f"Remove {number} plans from {database.path}?", abort=True)
+        kept.database()
+        say(f"{database.plans.clear()} plans removed")
 
 
 def _clear_compiled(*, yes: bool) -> None:

@@ -172,6 +172,17 @@ def test_merge(db: Path, tmp_path: Path) -> None:
     assert (facts["measurements"], facts["unchanged"], facts["targets"]) == (0, 4, 1)
 
 
+def test_clear_removes_plans_alone(db: Path) -> None:
+    with Database.open(db, shipped=False) as database:
+        rows = database.count()
+        for key in ("one", "two"):
+            database.plans.put(key, "{}")
+    assert "2 plans removed" in run("clear", "--db", db, "--plans", answer="y\n")
+    assert "0 plans removed" in run("clear", "--db", db, "--plans")
+    with Database.open(db, shipped=False) as database:
+        assert (database.plans.keys(), database.count()) == ([], rows)
+
+
 def test_clear_asks_first(db: Path) -> None:
     done = CliRunner().invoke(app, ["clear", "--db", str(db)], input="n\n")
     assert done.exit_code == 1
@@ -198,6 +209,7 @@ def test_clear_asks_first(db: Path) -> None:
         (("merge", "noise.db"), "noise.db"),
         (("import", "noise.csv"), "noise.csv"),
         (("clear", "--target", "12", "--yes"), "target"),
+        (("clear", "--plans", "--engine", "aten", "--yes"), "--plans"),
         (
             ("clear", "--target", "f" * 16, "--yes"),
             "--target: got 'ffffffffffffffff', expected a target of this database",

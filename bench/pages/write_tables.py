@@ -41,6 +41,7 @@ from bench.tuning.choice_tables import (
     selection_table,
     tuning_memory_table,
 )
+from bench.tuning.versions import versions_table
 from bench.zeroskip.zeroskip_tables import zeroskip_table
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,7 @@ def render(page: Path) -> dict[str, str]:
         "retuning": section("retuning", retuning_table, "Tuning twice", all_devices=every),
         "tuning-memory": section("tuning-memory", tuning_memory_table, "Memory of tuning", all_devices=every),
         "first-answer": section("first-answer", first_answer_table, "First answers", all_devices=every),
+        "versions": section("versions", versions_table, "Two versions", all_devices=every),
         "package": section("package", package_table, "Packages", all_devices=every),
         "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),
         "compare": section("compare", compare_table, "Frameworks side by side", all_devices=every),

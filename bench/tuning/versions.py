@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.shared.bytecode import compile_package
 from bench.shared.record import Recorder
+from bench.shared.rows import Row
 
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
 """Where Triton, Inductor and Convoy keep what they compiled."""
@@ -93,6 +95,26 @@ def turn(source: Path, request: list[Any]) -> tuple[dict[str, list[float]], dict
         first, second = (child(source, Path(folder), request) for _ in range(2))
     figures = {"tuning_s": [first["optimize_s"]], "start_s": [second["optimize_s"]], "call_us": second["call_us"]}
     return figures, second
+
+
+def versions_table(rows: Sequence[Row], title: str) -> str:
+    """Seconds to tune and to start, and microseconds of a call, of each version."""
+    found: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in rows:
+        key = (row["subject"], row["dtype"], row["batch"], row["provider"].removeprefix("convoy."))
+        found.setdefault(key, {})[row["metric"]] = row
+    lines = [
+        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['versions']}; {rows[0]['protocol']}",
+        "",
+        "| net | dtype | batch | version | tuning, s | start, s | call, us: median, least, most |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for key, metrics in found.items():
+        call = metrics["call_us"]
+        calls = " / ".join(f"{float(call[name]):.0f}" for name in ("p50", "p20", "p80"))
+        seconds = [f"{float(metrics[name]['p50']):.1f}" for name in ("tuning_s", "start_s")]
+        lines.append(f"| {' | '.join((*key, *seconds, calls))} |")
+    return "\n".join(lines)
 
 
 def main() -> None:

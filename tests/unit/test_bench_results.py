@@ -74,9 +74,11 @@ WAYS |= {f"convoy.{strategy.replace(' ', '_')}" for strategy in SOLVERS}
 WAYS |= {f"convoy.{stage}" for stage in ("serial", "streams", "admission", "late_update")}
 """Stages of Convoy in `bench/inference/inference.py` and `bench/training/training.py`."""
 WAYS |= {"convoy.limited"}
+"""Tuned under a limit of memory, in `bench/tuning/tuning_memory.py`."""
 WAYS |= {f"convoy.{part}" for part in ("check", "unchecked", "replay")}
 """Parts of a call in `bench/guard_cost/guard_cost.py`."""
-"""Tuned under a limit of memory, in `bench/tuning/tuning_memory.py`."""
+WAYS |= {"convoy.before", "convoy.after"}
+"""Two versions in `bench/tuning/versions.py`."""
 NUMERICS = {"strict", "as_torch", "half"}
 
 

@@ -7,7 +7,15 @@ from convoy.selection.problem import Candidate, SelectionProblem
 
 def layout_compatible(problem: SelectionProblem) -> list[Candidate]:
     """Candidates whose memory format every 4-D value of their region may have, in the problem's order."""
-    return [c for c in problem.candidates if _fits(problem, c)]
+    fits: dict[tuple[int, str], bool] = {}  # many candidates of a region have one format
+    kept: list[Candidate] = []
+    for candidate in problem.candidates:
+        key = (candidate.region, candidate.layout)
+        if key not in fits:
+            fits[key] = _fits(problem, candidate)
+        if fits[key]:
+            kept.append(candidate)
+    return kept
 
 
 def undominated(problem: SelectionProblem, *, budgeted: bool | None = None) -> list[Candidate]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from convoy.errors import InputError, SelectionError
 from convoy.selection.baseline import check_budget
@@ -29,17 +30,19 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
         SelectionError: no cover was found, or none that fits the memory budget.
     """
     del time_limit_s
-    known = list(dict.fromkeys(c.config.engine for c in layout_compatible(problem)))
+    pool = layout_compatible(problem)
+    known = list(dict.fromkeys(c.config.engine for c in pool))
     if engine and engine not in known:
         raise InputError("solver", f"single:{engine}", "an engine with a candidate: " + ", ".join(known))
     found: list[Selection] = []
     refused: list[SelectionError] = []
     order = LaunchOrder(problem)
+    bound_us, alone = math.fsum(node_shares(problem, pool).values()), node_times(problem, pool)
     layouts = list(dict.fromkeys(c.layout for c in problem.candidates))
     for name in [engine] if engine else known:
         for layout in layouts:
             try:
-                found.append(_in_layout(problem, order, name, layout))
+                found.append(_in_layout(problem, order, pool, alone, bound_us, name, layout))
             except SelectionError as error:
                 refused.append(error)
     if not found and refused:
@@ -49,10 +52,15 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
     return min(found, key=lambda s: s.total_us)
 
 
-def _in_layout(problem: SelectionProblem, order: LaunchOrder, engine: str, layout: str) -> Selection:
-    pool = layout_compatible(problem)
-    bound_us = math.fsum(node_shares(problem, pool).values())
-    alone = node_times(problem, pool)
+def _in_layout(
+    problem: SelectionProblem,
+    order: LaunchOrder,
+    pool: Sequence[Candidate],
+    alone: Mapping[str, float],
+    bound_us: float,
+    engine: str,
+    layout: str,
+) -> Selection:
     taken = [c for c in pool if c.config.engine == engine]
     rest = [c for c in pool if c.baseline and c.config.engine != engine]
 

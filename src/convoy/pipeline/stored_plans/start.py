@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
-from convoy.errors import ConvoyError
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.net import Net
@@ -17,9 +16,6 @@ from convoy.plan import Plan
 from convoy.program import Program, build_program
 from convoy.settings import Settings
 from convoy.tuning_profile import phase
-
-FAILURES: Final = (ConvoyError, RuntimeError, AssertionError, MemoryError, OSError)
-"""Errors of building or running a plan that once was built and right: a compiler or a library is gone, or memory is short."""
 
 
 class StoredPlanError(Exception):
@@ -70,7 +66,7 @@ def build_stored(plan: Plan, net: Net, settings: Settings) -> Program:
     """
     try:
         program = build_program(plan, net.captured, net.regions_by_nodes, net.target, settings)
-    except FAILURES as error:
+    except Exception as error:  # everything: a search follows, which meets the same fault if it is none of the plan
         if is_out_of_memory(error):
             torch.cuda.empty_cache()
         raise StoredPlanError(_first_line(error)) from None
@@ -108,7 +104,7 @@ def checked(run: Callable[[], str]) -> None:
     try:
         with phase("check", "results"):
             wrong = run()
-    except FAILURES as error:
+    except Exception as error:  # everything: a search follows, which meets the same fault if it is none of the plan
         if is_out_of_memory(error):
             torch.cuda.empty_cache()
         raise StoredPlanError(_first_line(error)) from None

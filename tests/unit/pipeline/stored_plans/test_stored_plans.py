@@ -172,14 +172,17 @@ def test_a_row_that_was_added_replaced_or_deleted_is_another_search(tmp_path: Pa
     assert len(searches) == 5
 
 
+@pytest.mark.parametrize(
+    "fault", [CompileError("cpu.direct", "there is no compiler", ""), KeyError("there is no compiler")]
+)
 def test_a_plan_that_cannot_be_built_is_searched_again_and_the_note_says_why(
-    settings: Settings, searches: list[str], monkeypatch: pytest.MonkeyPatch
+    settings: Settings, searches: list[str], monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     model = net()
     tuned(model, settings)
 
     def fails(*_: Any) -> Any:
-        raise CompileError("cpu.direct", "there is no compiler", "")
+        raise fault
 
     with monkeypatch.context() as broken:
         broken.setattr(start, "build_program", fails)

@@ -36,18 +36,22 @@ def first_run_us(launch: LaunchFunction, device: str) -> float:
 
 
 def replayed_us(launch: LaunchFunction) -> float:
-    """Time of one launch on a GPU, captured and replayed, without the host's launch time.
+    """Time of one launch on a GPU, captured and replayed, without the host's launch time: the least of three.
 
-    The wrappers of Inductor and cuDNN take 100 to 300 µs on the host for kernels of 10 µs (H100).
+    The wrappers of Inductor and cuDNN take 100 to 300 µs on the host for kernels of 10 µs (H100). A host that is late between
+    the first event and the replay counts too: it made 384 µs of 8 (commit 92def7f2).
     """
     graph = captured(launch, 1)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     graph.replay()
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3
+    found: list[float] = []
+    for _ in range(3):
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) * 1e3)
+    return min(found)
 
 
 def launches_in_graph(once_us: float, min_sample_us: int) -> int:

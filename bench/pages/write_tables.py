@@ -29,6 +29,7 @@ from bench.package import package_table
 from bench.pages.answers import answers_table, headline
 from bench.pages.papers import PAPERS
 from bench.pruned.pruned_tables import pruned_net_table, pruned_table
+from bench.regions.tuned_regions import tuned_regions_table
 from bench.scaling.network_model import network_table, parts_table
 from bench.scaling.scaling_tables import scaling_table
 from bench.shared.rows import Row, preferred_first, rows_of
@@ -97,6 +98,7 @@ def render(page: Path) -> dict[str, str]:
         "retuning": section("retuning", retuning_table, "Tuning twice", all_devices=every),
         "tuning-memory": section("tuning-memory", tuning_memory_table, "Memory of tuning", all_devices=every),
         "first-answer": section("first-answer", first_answer_table, "First answers", all_devices=every),
+        "tuned-regions": section("tuned-regions", tuned_regions_table, "Subgraphs", all_devices=every),
         "versions": section("versions", versions_table, "Two versions", all_devices=every),
         "package": section("package", package_table, "Packages", all_devices=every),
         "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),

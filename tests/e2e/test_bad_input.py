@@ -46,9 +46,9 @@ def _nothing_is_overwritten(folder: Path, _things_that_are_wrong: None) -> Itera
 
 
 def files(folder: Path) -> list[Path]:
-    """All files but those that a working run leaves too: the database and Python's caches."""
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return [p for p in found if not p.name.startswith("perf.db") and p.suffix != ".pyc" and p.name != PLAN]
+    """All files but those that a working run leaves too: the database, peak rates beside it, and Python's caches."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc" and path.name != PLAN)
+    return [p for p in found if not (p.name.startswith("perf.db") or p.name.endswith(".peaks.json"))]
 
 
 PLAN = "good.plan.json"

@@ -93,6 +93,19 @@ class CodeText:
             yield
             self.by_element = before
 
+    def variable(self, value: str = "") -> Operand:
+        """A variable to assign to: an array while vectors are computed."""
+        found = Operand(self.name("v"), self.in_vectors)
+        self.line(f"float {found.text}[{self.width}];" if found.vector else f"float {found.text};")
+        if value:
+            self.assign(found, Operand(value))
+        return found
+
+    def assign(self, found: Operand, value: Operand, operation: str = "") -> None:
+        """`found = value`, or `found = operation(found, value)`, in every lane."""
+        right = f"{operation}({found.element}, {value.element})" if operation else value.element
+        self.line(f"{self.each_lane()} {found.element} = {right};" if found.vector else f"{found.text} = {right};")
+
     def index(self, index: Index) -> str:
         """An index expression; quotients become variables."""
         parts = sorted((self._atom(atom), factor) for atom, factor in index.terms)

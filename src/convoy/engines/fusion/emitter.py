@@ -81,9 +81,10 @@ class Emitter(CodeText):
             return self._load(tensor, at)
         if isinstance(tensor, Concatenated):
             return self._concatenated(tensor, at)
-        if isinstance(tensor, Windowed | Interpolated):
-            found = windowed(self, tensor, at) if isinstance(tensor, Windowed) else interpolated(self, tensor, at)
-            return found or self._one_by_one(tensor, at)
+        if isinstance(tensor, Windowed):
+            return windowed(self, self.evaluate, tensor, at) or self._one_by_one(tensor, at)
+        if isinstance(tensor, Interpolated):
+            return interpolated(self, self.evaluate, tensor, at) or self._one_by_one(tensor, at)
         assert isinstance(tensor, Reduced)
         return self._reduced(tensor, at)
 
@@ -164,19 +165,6 @@ class Emitter(CodeText):
             with self.block(opening):
                 self.assign(found, part_at(part, start))
         return found
-
-    def variable(self, value: str = "") -> Operand:
-        """A variable to assign to: an array while vectors are computed."""
-        found = Operand(self.name("v"), self.in_vectors)
-        self.line(f"float {found.text}[{self.width}];" if found.vector else f"float {found.text};")
-        if value:
-            self.assign(found, Operand(value))
-        return found
-
-    def assign(self, found: Operand, value: Operand, operation: str = "") -> None:
-        """`found = value`, or `found = operation(found, value)`, in every lane."""
-        right = f"{operation}({found.element}, {value.element})" if operation else value.element
-        self.line(f"{self.each_lane()} {found.element} = {right};" if found.vector else f"{found.text} = {right};")
 
     def _reduced(self, tensor: Reduced, at: Coordinates) -> Operand:
         if self.probing:

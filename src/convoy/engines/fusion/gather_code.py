@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from convoy.engines.fusion.code_text import LANE, Operand, literal
+from convoy.engines.fusion.code_text import LANE, CodeText, Operand, literal
 from convoy.engines.fusion.index_math import Index, Var, number, variable
-from convoy.engines.fusion.tensors import Coordinates, Interpolated, Windowed
+from convoy.engines.fusion.tensors import Coordinates, Interpolated, Tensor, Windowed
 
-if TYPE_CHECKING:
-    from convoy.engines.fusion.emitter import Emitter
+Evaluate = Callable[[Tensor, Coordinates], Operand]
+"""Writes the code of a value at coordinates."""
 
 _UNROLLED: Final = 25
 """Positions of a pooling's window up to which its loops are unrolled."""
 
 
-def windowed(code: Emitter, tensor: Windowed, at: Coordinates) -> Operand | None:
+def windowed(code: CodeText, evaluate: Evaluate, tensor: Windowed, at: Coordinates) -> Operand | None:
     """A pooling: the window's rows and columns in two loops, without positions in the padding.
 
     None where the lanes of a vector have different windows.
@@ -28,7 +28,7 @@ def windowed(code: Emitter, tensor: Windowed, at: Coordinates) -> Operand | None
         return None
     maximum = pool.kind == "max"
     found = code.variable(literal(float("-inf")) if maximum else "0.0f")
-    _window(code, tensor, at, starts, found)
+    _window(code, evaluate, tensor, at, starts, found)
     if not maximum:
         spans = [
             _span(code, start, size, side, pad, counted=pool.count_include_pad)
@@ -38,7 +38,9 @@ def windowed(code: Emitter, tensor: Windowed, at: Coordinates) -> Operand | None
     return found
 
 
-def _window(code: Emitter, tensor: Windowed, at: Coordinates, starts: Sequence[Index], found: Operand) -> None:
+def _window(
+    code: CodeText, evaluate: Evaluate, tensor: Windowed, at: Coordinates, starts: Sequence[Index], found: Operand
+) -> None:
     sizes = (tensor.pool.window_h, tensor.pool.window_w)
     operation = "op_maximum" if tensor.pool.kind == "max" else "op_add"
     unroll = "UNROLL " if sizes[0] * sizes[1] <= _UNROLLED else ""
@@ -46,7 +48,7 @@ def _window(code: Emitter, tensor: Windowed, at: Coordinates, starts: Sequence[I
 
     def inner(dim: int) -> None:
         if dim == 2:
-            code.assign(found, code.evaluate(tensor.of, (*at[:2], *places)), operation)
+            code.assign(found, evaluate(tensor.of, (*at[:2], *places)), operation)
             return
         side, step = tensor.of.shape[2 + dim], Var(code.name("r"), sizes[dim])
         with code.block(f"{unroll}for (unsigned {step.name} = 0; {step.name} < {step.size}; ++{step.name})"):
@@ -61,7 +63,7 @@ def _window(code: Emitter, tensor: Windowed, at: Coordinates, starts: Sequence[I
     inner(0)
 
 
-def _span(code: Emitter, start: Index, size: int, side: int, pad: int, *, counted: bool) -> str:
+def _span(code: CodeText, start: Index, size: int, side: int, pad: int, *, counted: bool) -> str:
     """How many rows or columns of a window an average divides by."""
     low, high = (-pad, side + pad) if counted else (0, side)
     if start.low >= low and start.high + size <= high:
@@ -70,7 +72,7 @@ def _span(code: Emitter, start: Index, size: int, side: int, pad: int, *, counte
     return f"(least({first} + {size}, {high}) - most({first}, {low}))"
 
 
-def interpolated(code: Emitter, tensor: Interpolated, at: Coordinates) -> Operand | None:
+def interpolated(code: CodeText, evaluate: Evaluate, tensor: Interpolated, at: Coordinates) -> Operand | None:
     """Bilinear upsampling: four neighbours, weighted by their distances. None where the lanes of a vector have different ones."""
     if code.in_vectors and any(LANE in place.names() for place in at[2:]):
         return None
@@ -97,7 +99,7 @@ def interpolated(code: Emitter, tensor: Interpolated, at: Coordinates) -> Operan
         code.line(f"const float {share} = op_at_most({where} - (float){first.name}, 1.0f);")
         ends.append((variable(first), variable(second)))
         shares.append(share)
-    corners = [code.evaluate(tensor.of, (*at[:2], h, w)) for h in ends[0] for w in ends[1]]
+    corners = [evaluate(tensor.of, (*at[:2], h, w)) for h in ends[0] for w in ends[1]]
     found = code.variable()
     weighted = [f"between({corners[each].element}, {corners[each + 1].element}, {shares[1]})" for each in (0, 2)]
     code.assign(found, Operand(f"between({weighted[0]}, {weighted[1]}, {shares[0]})"))

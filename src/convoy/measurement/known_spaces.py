@@ -67,7 +67,7 @@ class KnownSpaces:
         return found
 
     def keep(self) -> None:
-        """Write what is new; a cache that cannot be written is ignored."""
+        """Write the new spaces; a cache that cannot be written is ignored."""
         if not self._new:
             return
         data = json.dumps(self._known, separators=(",", ":")).encode()
@@ -80,7 +80,7 @@ class KnownSpaces:
 
 @contextmanager
 def known_spaces(target: Target) -> Generator[KnownSpaces]:
-    """A target's known spaces; what is new is kept when the block ends."""
+    """A target's known spaces; new ones are kept when the block ends."""
     known = KnownSpaces(target)
     yield known
     known.keep()

@@ -1,4 +1,4 @@
-"""PlanTable: what finished searches chose, by a key that says what they chose for."""
+"""PlanTable: the plans of finished searches, by a key of the net, the target and the settings."""
 
 from __future__ import annotations
 

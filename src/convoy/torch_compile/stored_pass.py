@@ -12,7 +12,7 @@ from convoy.program.runnable_program import Runnable
 
 @dataclass(frozen=True, slots=True)
 class StartedPass:
-    """A stored plan of a pass, and what runs it; None: PyTorch."""
+    """A stored plan of a pass with the function that runs it; None: PyTorch runs."""
 
     plan: Plan
     runnable: Runnable | None
@@ -20,10 +20,10 @@ class StartedPass:
 
 @dataclass(frozen=True, slots=True)
 class PassStart:
-    """Makes a pass from a stored plan. `run` builds and checks what runs it, or raises StoredPlanError."""
+    """Makes a pass from a stored plan. `run` builds and checks the program, or raises StoredPlanError."""
 
     run: Callable[[PlanRecord, Plan], Runnable | None]
 
     def result(self, record: PlanRecord, plan: Plan) -> StartedPass:
-        """The plan and what runs it; raises StoredPlanError."""
+        """The plan and the function that runs it; raises StoredPlanError."""
         return StartedPass(plan, self.run(record, plan))

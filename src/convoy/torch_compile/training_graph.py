@@ -203,7 +203,7 @@ class TracedGraph:
         return end_to_end.why_wrong("its", ours, allowed, end_to_end.LEAST_ERROR)
 
     def start(self, net: Net, args: list[torch.Tensor], record: PlanRecord, plan: Plan) -> Runnable | None:
-        """What runs a stored plan; None if that is PyTorch.
+        """The function that runs a stored plan; None if PyTorch runs.
 
         Raises:
             StoredPlanError: it cannot be built, or its results are wrong.

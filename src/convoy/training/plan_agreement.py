@@ -120,7 +120,7 @@ def _gather(text: bytes, talk: Any) -> list[bytes]:
 def measured_share(
     net: Net, settings: Settings, observer: Observer, deadline: Deadline, index: int, count: int
 ) -> bytes:
-    """Measure one of several shares of a net's problems; what was measured, as an export of the database."""
+    """Measure one of several shares of a net's problems; returns the rows as an export of the database."""
     measuring = deadline.earlier(SHARED_RESERVE * deadline.left_s) if deadline.is_limited else deadline
     protocol = protocol_for(settings.effort, net.target.device).id
     with Database.open(settings.db) as database:

@@ -45,7 +45,7 @@ class StepStart(Generic[_Result]):
     wrap: Callable[[PlanRecord, Program], _Result]
 
     def result(self, record: PlanRecord, plan: Plan) -> _Result:
-        """What runs the plan; raises StoredPlanError if it cannot be built, or its results are wrong."""
+        """The program of the plan; raises StoredPlanError if it cannot be built, or its results are wrong."""
         program = build_stored(plan, self.net, self.settings)
         if program.runnable is not None:
             checked(lambda: self._why_wrong(program, record))

@@ -37,7 +37,7 @@ class KnownReduction:
 
 
 class Emitter(CodeText):
-    """Lines of CUDA C, with what was computed in them so far.
+    """Lines of CUDA C, with the values that they have computed so far.
 
     Args:
         width: elements of a vector.

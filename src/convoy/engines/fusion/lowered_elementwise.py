@@ -68,7 +68,7 @@ _MORE: Final[Mapping[str, Mapping[str, Arg]]] = {
 
 
 def _backward(call: NodeCall) -> Tensor:
-    """A gradient, from dy and what the forward pass kept."""
+    """A gradient, from dy and the values that the forward pass kept."""
     names = BACKWARD[call.operator]
     extra = _MORE.get(call.operator, {})
     dy, x, *values = call.read(dy=NEEDED, x=NEEDED, **dict(names), **extra)

@@ -23,7 +23,7 @@ INDEX_LIMIT: Final = 2**31
 Rule = Callable[[NodeCall], Tensor | Sequence[Tensor]]
 
 RULES: Final[Mapping[str, Rule]] = {**ELEMENTWISE, **MOVEMENT, **REDUCTIONS}
-"""`NAME` or `NAME.OVERLOAD` of an ATen operator → what it computes."""
+"""`NAME` or `NAME.OVERLOAD` of an ATen operator → the function that it computes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ NEEDED: Final = "(needed)"
 
 @dataclass(frozen=True, slots=True)
 class NodeCall:
-    """One node and what it reads.
+    """One node and the values that it reads.
 
     Attributes:
         graph: its graph.

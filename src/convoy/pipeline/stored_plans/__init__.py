@@ -1,1 +1,1 @@
-"""Plans of finished searches in the database: what they hold for, how they are stored, and how a call starts from one."""
+"""Plans of finished searches in the database: their keys, how they are stored, and how a call starts from one."""

@@ -29,7 +29,7 @@ WITHOUT_INFLUENCE: Final = frozenset({"time_s", "isolate", "db", "progress", "ke
 """Settings that change nothing in the plan of a search that was not cut short."""
 
 RECORD_VERSION: Final = 1
-"""Version of what is stored with a plan."""
+"""Version of the data that are stored with a plan."""
 
 
 @dataclass(frozen=True, slots=True)

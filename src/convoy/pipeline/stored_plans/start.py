@@ -27,7 +27,7 @@ Started_co = TypeVar("Started_co", covariant=True)
 
 
 class Start(Protocol[Started_co]):
-    """Makes what a call returns from a stored plan."""
+    """Makes the result of a call from a stored plan."""
 
     def result(self, record: PlanRecord, plan: Plan) -> Started_co:
         """Build, check and wrap the plan; raises StoredPlanError if it cannot be used."""
@@ -35,7 +35,7 @@ class Start(Protocol[Started_co]):
 
 
 def start_stored(store: PlanStore, start: Start[Started]) -> Started | str:
-    """What starts from the stored plan.
+    """The result of a call, from the stored plan.
 
     Args:
         store: where the plan would be.

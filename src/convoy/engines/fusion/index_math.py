@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,14 @@ class Index:
     """`const` plus the sum of `factor * atom` over `terms`.
 
     Attributes:
-        terms: atoms with their factors, none of which is 0, in the order in which they came.
+        terms: atoms with their factors, none of which is 0. Their order is the same in every process, since compiled kernels are
+            kept by their text.
         const: the constant.
         low: no value is smaller.
         high: no value is larger.
     """
 
-    terms: frozenset[tuple[Atom, int]]
+    terms: tuple[tuple[Atom, int], ...]
     const: int
     low: int = field(compare=False)
     high: int = field(compare=False)
@@ -65,7 +68,7 @@ class Index:
         if factor == 1 or not factor:
             return self if factor else number(0)
         ends = sorted((self.low * factor, self.high * factor))
-        return Index(frozenset((atom, each * factor) for atom, each in self.terms), self.const * factor, *ends)
+        return Index(tuple((atom, each * factor) for atom, each in self.terms), self.const * factor, *ends)
 
     def divided(self, by: int) -> Index:
         """The quotient, rounded down, of an expression that is nowhere negative."""
@@ -168,7 +171,19 @@ def _made(factors: Mapping[Atom, int], const: int, low: int | None = None, high:
     least, most = least + const, most + const
     low = least if low is None else max(low, least)
     high = most if high is None else min(high, most)
-    return Index(frozenset(terms.items()), const, low, high)
+    return Index(tuple(sorted(terms.items(), key=_place)) if len(terms) > 1 else tuple(terms.items()), const, low, high)
+
+
+def _place(term: tuple[Atom, int]) -> tuple[Any, ...]:
+    return _order(term[0])
+
+
+@lru_cache(maxsize=65536)
+def _order(atom: Atom) -> tuple[Any, ...]:
+    """The key that atoms are sorted by: variables by name, then quotients by divisor and dividend."""
+    if isinstance(atom, Var):
+        return 0, atom.name
+    return 1, atom.by, atom.of.const, tuple((_order(inner), factor) for inner, factor in atom.of.terms)
 
 
 def _bounds(terms: Mapping[Atom, int]) -> tuple[int, int]:
@@ -193,7 +208,7 @@ def _bounds(terms: Mapping[Atom, int]) -> tuple[int, int]:
 
 def number(value: int) -> Index:
     """A constant."""
-    return Index(frozenset(), value, value, value)
+    return Index((), value, value, value)
 
 
 def variable(var: Var) -> Index:

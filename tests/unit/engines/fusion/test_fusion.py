@@ -1,8 +1,12 @@
 """cuda.fusion: every kernel right on the CPU, compiled for an absent GPU; subgraphs that it is not for."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -258,3 +262,26 @@ def test_an_estimate_is_a_launch_and_a_pass_over_memory():
     )
     assert ENGINE.estimate_us(small, Knobs(), H100) < 3
     assert 40 < ENGINE.estimate_us(large, Knobs(), H100) < 100
+
+
+def test_generated_code_is_the_same_in_every_process() -> None:
+    program = (
+        "from convoy.engines.fusion.kernel_code import code_of\n"
+        "from tests.unit.engines.fusion.cases import CASES\n"
+        "for name, problem in sorted(CASES.items()):\n"
+        "    found = code_of(problem.text, problem.layout, None)\n"
+        "    print(name, found if isinstance(found, str) else [kernel.text for kernel in found.kernels])\n"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=Path(__file__).parents[4],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1]  # compiled kernels are kept by their text
+    assert "KERNEL" in said[0]

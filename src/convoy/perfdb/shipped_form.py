@@ -103,7 +103,7 @@ def _problem_columns(problems: ProblemColumns) -> dict[str, Any]:
 
 
 def decode_rows(file: IO[bytes], name: str, target: str) -> RowColumns:
-    """The columns of a file; what a single row must be is checked when it is read (`convoy.perfdb.shipped`).
+    """The columns of a file; each row is checked when it is read (`convoy.perfdb.shipped`).
 
     gzip's checksum finds what changed since the file was written.
 

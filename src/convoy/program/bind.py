@@ -212,7 +212,7 @@ class _Builds:
         return failed
 
     def _executable(self, index: int, config: EngineConfig, built: Built | None) -> Executable:
-        """What a thread built, or built here."""
+        """The executable that a thread built, or one that is built here."""
         if isinstance(built, CompileError):
             raise built
         if built is not None:

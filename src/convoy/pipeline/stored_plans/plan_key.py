@@ -34,7 +34,7 @@ RECORD_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class PlanKey:
-    """What a search is for, and with what.
+    """The question that a search answers, and the means that it uses.
 
     Attributes:
         question: digest of the net, the target and the settings. The database has one plan for each.

@@ -67,7 +67,7 @@ class InferenceStart:
         return OptimizeResult(module, program.plan, summary, tuple(said))
 
     def _why_wrong(self, program: Program, record: PlanRecord, said: list[str]) -> str:
-        """Why the outputs are wrong; empty if they are right. What the user must be told of PyTorch's own is added to `said`."""
+        """Why the outputs are wrong; empty if they are right. Notes on PyTorch's own outputs are added to `said`."""
         least = least_error(str(self.settings.numerics), self.net.captured.graph)
         random = any(map(draws_random, self.net.captured.graph.nodes))
         if not random and self._agrees(program, record, least):

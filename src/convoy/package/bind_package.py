@@ -18,11 +18,12 @@ from convoy.engines.manifest import load_engine
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import InputError, PackageError
 from convoy.graph.ir import Graph
-from convoy.graph.text import digest, parse_graph
+from convoy.graph.text import parse_graph
 from convoy.graph.verify import verify
 from convoy.package.archive import PackageArchive
 from convoy.package.kernels import PackagedKernel, TeamRunner, why_not_packed
 from convoy.package.manifest import Manifest, ProgramMembers
+from convoy.package.package_fit import check_fit, check_steps
 from convoy.package.plan_regions import plan_regions
 from convoy.package.program_file import PackedProgram, read_program
 from convoy.plan.describe import title
@@ -74,9 +75,10 @@ def bound_program(parts: OpenedParts, members: ProgramMembers) -> tuple[Program,
         archive.view(members.program), f"{members.program} of {archive.path}", len(parts.manifest.kernels)
     )
     try:
-        graph = _graph(archive, members.graph)
-        plan = _plan(archive, members.plan)
-        _check_fit(archive, graph, plan, program)
+        graph = read_graph(archive, members.graph)
+        plan = read_plan(archive, members.plan)
+        check_steps(archive, plan, program)
+        check_fit(archive, graph, plan, program)
         captured = _captured(parts, graph, plan, program)
         verified = verify_plan(plan, graph, captured[1], parts.target, ask_engines=False)
         packed = _packed_steps(parts, program, captured[0], verified)
@@ -91,7 +93,8 @@ def bound_program(parts: OpenedParts, members: ProgramMembers) -> tuple[Program,
     return Program(plan, captured[0], runnable, bound.resident_bytes), program
 
 
-def _graph(archive: PackageArchive, member: str) -> Graph:
+def read_graph(archive: PackageArchive, member: str) -> Graph:
+    """A graph from a member; raises PackageError or InputError."""
     content = archive.view(member)
     if len(content) > MOST_GRAPH_BYTES:
         raise PackageError(member, len(content), f"at most {MOST_GRAPH_BYTES} bytes")
@@ -103,51 +106,12 @@ def _graph(archive: PackageArchive, member: str) -> Graph:
     return graph
 
 
-def _plan(archive: PackageArchive, member: str) -> Plan:
+def read_plan(archive: PackageArchive, member: str) -> Plan:
+    """A plan from a member; raises PackageError or InputError."""
     content = archive.view(member)
     if len(content) > MOST_PLAN_BYTES:
         raise PackageError(member, len(content), f"at most {MOST_PLAN_BYTES} bytes")
     return from_dict(parse_json(bytes(content), f"{member} of {archive.path}", PackageError))
-
-
-def _check_fit(archive: PackageArchive, graph: Graph, plan: Plan, program: PackedProgram) -> None:
-    """Compare graph, plan and program with each other."""
-    expected = (
-        ("graph digest", digest(graph), plan.graph_digest),
-        ("steps", len(program.steps), len(plan.steps)),
-        ("inputs", [str(one.spec) for one in program.inputs], [str(graph.values[name].spec) for name in graph.inputs]),
-        ("outputs", [one.name for one in program.outputs], list(graph.outputs)),
-        ("arguments", program.arguments.leaves.count(None), len(graph.inputs)),
-        ("results", program.results.leaves.count(None), len(graph.outputs)),
-        ("baseline", plan.baseline, False),
-        ("streams", any(step.stream for step in plan.steps), False),
-    )
-    for name, found, wanted in expected:
-        if found != wanted:
-            raise PackageError(f"{name} of {archive.path}", found, f"{wanted}, which another member has")
-    for one, name in zip(program.outputs, graph.outputs, strict=True):
-        if one.spec != graph.values[name].spec:
-            raise PackageError(
-                f"outputs of {archive.path}", str(one.spec), f"{graph.values[name].spec}, as in the graph"
-            )
-    if program.strides and len(program.strides) != len(graph.outputs):
-        raise PackageError(f"strides of {archive.path}", len(program.strides), "strides of each output")
-    for strides, name in zip(program.strides, graph.outputs, strict=False):
-        shape = graph.values[name].spec.shape
-        if strides is not None and not _dense(shape, strides):
-            raise PackageError(f"strides of {archive.path}", strides, f"dense strides of a tensor {list(shape)}")
-
-
-def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether strides give each element a place of its own in as much memory as the tensor has."""
-    if len(shape) != len(strides):
-        return False
-    size = 1
-    for stride, side in sorted((stride, side) for stride, side in zip(strides, shape, strict=True) if side != 1):
-        if stride != size and side:
-            return False
-        size *= side
-    return True
 
 
 def _captured(parts: OpenedParts, graph: Graph, plan: Plan, program: PackedProgram) -> tuple[Captured, Regions]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +12,15 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
-from convoy.errors import CompileError, InputError, PlanError
+from convoy.errors import InputError, PlanError
 from convoy.graph.text import digest
 from convoy.package.archive import check_path
-from convoy.package.opening import open as open_package
-from convoy.package.plan_choice import baseline_plan, portable_plan
+from convoy.package.plan_choice import baseline_plan, is_portable, portable_plan
 from convoy.package.plan_regions import plan_regions
-from convoy.package.tensor_file import as_stored, tensor_bytes
-from convoy.package.write import BoundNet, ModelInfo, write_package
+from convoy.package.tensor_file import as_stored
+from convoy.package.write import BoundNet, ModelInfo
+from convoy.package.write_checked import write_checked
 from convoy.pipeline.captured_net import captured_net
-from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.isolation import isolate, preserve_global_state
 from convoy.pipeline.model_arguments import checked_model
 from convoy.pipeline.net import Net
@@ -30,10 +28,8 @@ from convoy.pipeline.optimize import optimize
 from convoy.pipeline.optimize_result import NO_GRAPH
 from convoy.pipeline.plan_target import check_target, device_of, target_for
 from convoy.plan import Plan
-from convoy.program import BoundPlan, OptimizedModule, Program, bind
+from convoy.program import OptimizedModule, bind
 from convoy.program.call_forms import checked_arguments
-from convoy.program.native_chains import ChainedProgram
-from convoy.program.runnable_program import Runnable
 from convoy.program.verification.verify_plan import verify_plan
 from convoy.settings import Numerics, Settings, checked_settings
 
@@ -65,7 +61,8 @@ def export(
 ) -> Path:
     """Write a module as one file, which `convoy.open` and `convoy run` take without the module.
 
-    The file holds the graph, the plan, the weights as the kernels read them, and the compiled kernels. Today it is for CPUs.
+    The file holds the graph, the plan, the weights as the kernels read them, and the compiled kernels. It is for the device that
+    the module is on. For a GPU it holds the recorded CUDA graph of the plan, and every step must be a kernel of Convoy's own.
 
     Args:
         model: a module in evaluation mode, or what `convoy.optimize` returned: then its plans are exported, one program for
@@ -76,7 +73,8 @@ def export(
         more_args: further example inputs, such as other batch sizes: the package gets a program for each, and the weights once.
             An optimised module gives its own plan for each of these shapes; it is tuned for those that it has none for.
         plan: a plan, or the file of one, to be used in place of tuning.
-        portable: use only Convoy's C kernels, so that the C runtime (`libconvoy`) can run the package.
+        portable: use only Convoy's own kernels (on a CPU: its C kernels), so that the C runtime (`libconvoy`) can run the
+            package. Without it, a module on a GPU is tuned in the same way, and a plan that names a library's kernels is refused.
         settings: for tuning, if there is no plan.
         name: name of the model in the package; its class name by default.
         normalisation: mean and standard deviation of each channel, by which `convoy run` normalises images.
@@ -85,7 +83,8 @@ def export(
         The path.
 
     Raises:
-        InputError: arguments that do not fit, a path that cannot be written, or layers without a C kernel (`portable`).
+        InputError: arguments that do not fit, a path that cannot be written, or layers without a kernel of Convoy's own
+            (`portable`).
         PlanError: the plan is for another model, shape or machine.
         CaptureError: the module cannot be captured as one graph.
         CompileError: the kernels could not be compiled.
@@ -105,44 +104,9 @@ def export(
     with preserve_global_state():
         nets = [_bound_net(stock, request, options, portable=portable) for request in requests]
         shown = name or next((one.plan.model for one in requests if one.plan is not None), "") or type(stock).__name__
-        info = ModelInfo(shown, target_for("cpu"), *normalisation)
-        _write_checked(Path(path), nets, info, portable=portable)
+        info = ModelInfo(shown, nets[0].target, *normalisation)
+        write_checked(Path(path), nets, info, portable=portable)
     return Path(path)
-
-
-def _write_checked(path: Path, nets: Sequence[BoundNet], info: ModelInfo, *, portable: bool) -> None:
-    """Write a package under another name, compare the bits that it gives with those of the programs, and rename it.
-
-    Raises:
-        CompileError: the package's compiled code gives other bits.
-    """
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.new")
-    try:
-        write_package(temporary, nets, info, portable=portable)
-        opened = open_package(temporary, trust=True)
-        for net, program in zip(nets, opened.programs, strict=True):
-            if not _gives_same_bits(net.bound, program, opened.example_inputs(opened.programs.index(program))):
-                todo = "Set CONVOY_MAX_CPU_ISA to an instruction set of this CPU, and report this as a bug."
-                raise CompileError("package", "the packaged code gives other bits than the program", todo)
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError("output", str(path), "a path that can be written", str(error)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _gives_same_bits(bound: BoundPlan, program: Program, inputs: tuple[torch.Tensor, ...]) -> bool:
-    """Whether a packaged program gives the bits of the plan's own executables; true where those differ from run to run."""
-    own = ChainedProgram(bound, torch.device("cpu"))
-    assert program.runnable is not None
-    with torch.no_grad():
-        first, second, packaged = (_bits(run, inputs) for run in (own, own, program.runnable))
-    return first != second or first == packaged
-
-
-def _bits(run: Runnable, inputs: tuple[torch.Tensor, ...]) -> list[bytes]:
-    with fixed_seed():
-        return [bytes(tensor_bytes(tensor)) for tensor in run(inputs)]
 
 
 def _requests(
@@ -161,20 +125,21 @@ def _requests(
         if not isinstance(model, OptimizedModule):
             raise InputError("args", None, "example inputs", "Pass them as a tuple: (x,).")
         found = [(cached.program.plan, *cached.example.zeros()) for cached in model.program_cache.tuned.values()]
-        return [_Request(plan or own, given, named) for own, given, named in found]
+        kept = [own if not portable or is_portable(own) else None for own, _, _ in found]
+        return [_Request(plan or own, given, named) for own, (_, given, named) in zip(kept, found, strict=True)]
     given, named = checked_arguments(stock, args, kwargs)
-    if plan is None and not portable:
+    if plan is None:
         known = model.program_cache.find(given, named) if isinstance(model, OptimizedModule) else None
-        if known is not None:
+        if known is not None and (not portable or is_portable(known[0].program.plan)):
             plan = known[0].program.plan
-        else:
+        elif not portable and device_of(stock, given, named) == "cpu":
             plan = optimize(stock, given, named, settings=settings, name=name).programs[0].plan
     return [_Request(plan, given, named)]
 
 
 def _bound_net(model: nn.Module, request: _Request, settings: Settings, *, portable: bool) -> BoundNet:
     """Capture the module again, for its weights, and bind the plan."""
-    target = target_for(_cpu_of(model, request))
+    target = target_for(device_of(model, request.args, request.kwargs))
     plan = request.plan
     numerics = settings.numerics if plan is None else Numerics(plan.numerics)
     if plan is not None:
@@ -185,23 +150,16 @@ def _bound_net(model: nn.Module, request: _Request, settings: Settings, *, porta
             )
     whole = dataclasses.replace(settings, numerics=numerics, only_engines=(), deny_engines=())
     net = captured_net("" if plan is None else plan.model, isolate(model, request.args, request.kwargs), whole, target)
-    constants = {name: as_stored(tensor) for name, tensor in net.captured.constants.items()}
-    net = dataclasses.replace(net, captured=dataclasses.replace(net.captured, constants=constants))
+    if target.device == "cpu":
+        constants = {name: as_stored(tensor) for name, tensor in net.captured.constants.items()}
+        net = dataclasses.replace(net, captured=dataclasses.replace(net.captured, constants=constants))
     plan = _checked_plan(net, plan, settings, portable=portable)
     with torch.no_grad():
         known = {**plan_regions(net.captured.graph, plan, {}), **net.regions_by_nodes}
         bound = bind(plan, net.captured, known, target, settings.engines)
     assert bound.plan is not None
     regions = verify_plan(bound.plan, net.captured.graph, known, target, ask_engines=False).regions
-    return BoundNet(net.captured, bound, regions)
-
-
-def _cpu_of(model: nn.Module, request: _Request) -> str:
-    device = device_of(model, request.args, request.kwargs)
-    if device != "cpu":
-        todo = "GPU packages are not there yet: move the module with .cpu(), or save a plan and use convoy.load."
-        raise InputError("device", device, "a module on the CPU", todo)
-    return device
+    return BoundNet(net.captured, bound, regions, target)
 
 
 def _checked_plan(net: Net, plan: Plan | None, settings: Settings, *, portable: bool) -> Plan:
@@ -213,6 +171,6 @@ def _checked_plan(net: Net, plan: Plan | None, settings: Settings, *, portable: 
         raise PlanError("plan", plan.graph_digest, f"a plan of this model, digest {found}", "Tune the model again.")
     if plan.baseline:
         return baseline_plan(net, plan)
-    if any(step.stream for step in plan.steps):
+    if net.target.device == "cpu" and any(step.stream for step in plan.steps):
         raise PlanError("plan", plan.model, "a plan on one stream")
     return plan

@@ -51,12 +51,25 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedKernel:
-    """A function of the compiled code.
+class CudaNeeds:
+    """What the binaries of a package for a GPU need.
 
     Attributes:
-        function: its name in the library.
-        source: member with its C source.
+        capability: of the device, 90 for 9.0.
+        driver: least CUDA version of the driver, as cuDriverGetVersion gives it: 13000 for 13.0.
+    """
+
+    capability: int
+    driver: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedKernel:
+    """A kernel of the compiled code.
+
+    Attributes:
+        function: its name in the library or binary.
+        source: member with its C source; of a package for a GPU, with its cubin.
     """
 
     function: str
@@ -90,6 +103,7 @@ class Manifest:
         mean: mean of each channel that images are normalised by; empty: not known.
         std: standard deviation of each channel, likewise.
         sums: SHA-256 of each other member, by name.
+        cuda: what its binaries need; None for a CPU.
     """
 
     model: str
@@ -105,6 +119,7 @@ class Manifest:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     sums: Mapping[str, str]
+    cuda: CudaNeeds | None = None
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
@@ -126,6 +141,8 @@ def manifest_bytes(manifest: Manifest) -> bytes:
         "std": manifest.std,
         "sums": dict(manifest.sums),
     }
+    if manifest.cuda is not None:
+        data["cuda"] = asdict(manifest.cuda)
     return (json.dumps(data, indent=1) + "\n").encode()
 
 
@@ -184,7 +201,17 @@ def _manifest(where: str, fields: Fields) -> Manifest:
         mean=fields.numbers("mean"),
         std=fields.numbers("std"),
         sums=sums,
+        cuda=_cuda(f"{where}.cuda", fields, made_for),
     )
+
+
+def _cuda(where: str, fields: Fields, target: Target) -> CudaNeeds | None:
+    if target.device != "cuda":
+        return None
+    own = Fields(where, fields.anything("cuda"))
+    found = CudaNeeds(own.integer("capability", 10, 1000), own.integer("driver", 1000, 1_000_000))
+    own.finish()
+    return found
 
 
 def _needs(where: str, data: object) -> Needs:
@@ -210,7 +237,7 @@ def _program(where: str, data: object) -> ProgramMembers:
 
 def _kernel(where: str, data: object) -> PackedKernel:
     fields = Fields(where, data)
-    found = PackedKernel(fields.text("function", r"[a-z_]\w*", 200), fields.text("source", _MEMBER))
+    found = PackedKernel(fields.text("function", r"[A-Za-z_]\w*", 200), fields.text("source", _MEMBER))
     fields.finish()
     return found
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from convoy.errors import PackageError
 from convoy.measurement import detect_target
-from convoy.package.archive import read_archive
+from convoy.package.archive import PackageArchive, read_archive
 from convoy.package.bind_package import OpenedParts, bound_program
 from convoy.package.kernels import functions_of, load_library, why_not_code
-from convoy.package.manifest import check_sums, read_manifest
+from convoy.package.manifest import CudaNeeds, Manifest, check_sums, read_manifest
 from convoy.package.packaged_module import PackagedModule
 from convoy.package.tensor_file import read_tensors
 
@@ -22,7 +22,8 @@ def open(  # noqa: A001 - as `torch.load`: called `convoy.open`
     Args:
         path: the file. Weights are used where they lie in it: replace the file by renaming, do not write into it.
         trust: run the compiled code that the package holds. Without it, its C kernels are compiled here from Convoy's own
-            sources, as the plan names them; that needs a C compiler, but no trust in the person who made the file.
+            sources, as the plan names them; that needs a C compiler, but no trust in the person who made the file. A package
+            for a GPU holds compiled code alone: it is refused without trust. It runs on the current CUDA device.
 
     Returns:
         A callable with the arguments and results of the exported module.
@@ -35,9 +36,9 @@ def open(  # noqa: A001 - as `torch.load`: called `convoy.open`
     manifest = read_manifest(archive)
     if not manifest.programs:
         raise PackageError("package", archive.path, "at least one program")
-    if manifest.target.device != "cpu":
-        raise PackageError("package", manifest.target.device, "a package for a CPU", "GPU packages are not there yet.")
     check_sums(archive, manifest)
+    if manifest.cuda is not None:
+        return _opened_on_gpu(archive, manifest, manifest.cuda, trust=trust)
     functions = library = None
     if trust and manifest.library:
         reason = why_not_code(manifest.needs)
@@ -50,3 +51,19 @@ def open(  # noqa: A001 - as `torch.load`: called `convoy.open`
     parts = OpenedParts(archive, manifest, tensors, functions, library, detect_target("cpu"))
     made = [bound_program(parts, members) for members in manifest.programs]
     return PackagedModule(archive.path, manifest, tuple(one for one, _ in made), tuple(packed for _, packed in made))
+
+
+def _opened_on_gpu(archive: PackageArchive, manifest: Manifest, needs: CudaNeeds, *, trust: bool) -> PackagedModule:
+    """Open a package for a GPU."""
+    from convoy.package.cuda.open_cuda import cuda_programs, why_not_here
+
+    reason = why_not_here(needs)
+    if reason:
+        todo = "Export it on such a machine, or open a package for a CPU."
+        raise PackageError("package", archive.path, f"a GPU for which it was made, but {reason}", todo)
+    if not trust:
+        todo = "Allow its own code, if you trust the person who made it (trust=True, --trust)."
+        raise PackageError("package", archive.path, "trust, because it holds compiled code for a GPU", todo)
+    tensors = read_tensors(archive.view(manifest.weights), archive.path)
+    made = cuda_programs(archive, manifest, tensors)
+    return PackagedModule(archive.path, manifest, tuple(one for one, _ in made), tuple(graph for _, graph in made))

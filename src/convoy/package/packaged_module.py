@@ -10,6 +10,8 @@ import torch
 
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import InputError
+from convoy.package.cuda.cuda_program import PackagedCudaProgram
+from convoy.package.cuda.recorded_graph import RecordedGraph
 from convoy.package.manifest import Manifest
 from convoy.package.program_file import PackedProgram, PackedTensor
 from convoy.package.samples import batch_sizes, run_samples
@@ -34,7 +36,13 @@ class PackagedModule:
     path: str
     manifest: Manifest
     programs: tuple[Program, ...]
-    packed: tuple[PackedProgram, ...]
+    packed: tuple[PackedProgram | RecordedGraph, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """The device that it runs on: the CPU, or the GPU that was current when it was opened."""
+        runnable = self.programs[0].runnable
+        return runnable.device if isinstance(runnable, PackagedCudaProgram) else torch.device("cpu")
 
     @property
     def model(self) -> str:
@@ -84,7 +92,7 @@ class PackagedModule:
             made = (
                 torch.randn(one.spec.shape, generator=draw) if dtype.is_floating_point else torch.zeros(one.spec.shape)
             )
-            found.append(made.to(dtype))
+            found.append(made.to(self.device, dtype))
         return tuple(found)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,9 +112,9 @@ class PackagedModule:
                     refused = refused or error  # about the form in which the user calls
                     continue
                 for tensor in tensors:
-                    if tensor.device.type != "cpu":
+                    if tensor.device.type != self.device.type:
                         raise InputError(
-                            "args", str(tensor.device), "tensors on the CPU, for which the package was made"
+                            "args", str(tensor.device), f"tensors on {self.device}, for which the package was made"
                         )
                 with torch.no_grad():
                     return program(*form)
@@ -121,7 +129,9 @@ class PackagedModule:
         return f"PackagedModule({self.path!r}, model={self.model!r}, inputs=[{', '.join(str(i.spec) for i in self.inputs)}])"
 
 
-def _forms(packed: PackedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Generator[CallArguments]:
+def _forms(
+    packed: PackedProgram | RecordedGraph, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Generator[CallArguments]:
     """The call as it is; then, if it gives every input, by position or by name, with fewer and fewer of them by position."""
     yield args, kwargs
     names = [one.name for one in packed.inputs]

@@ -1,4 +1,4 @@
-"""Plans that are chosen for a package: by Convoy's C kernels alone, or PyTorch's own operators where nothing was faster."""
+"""Plans that are chosen for a package: by Convoy's own kernels alone, or PyTorch's own operators where nothing was faster."""
 
 from __future__ import annotations
 
@@ -23,28 +23,43 @@ from convoy.selection import SelectionProblem, solve
 from convoy.settings import Effort, Numerics, Settings
 from convoy.target import Target
 
-PREDICTED: Final = "times of its C kernels are estimates where none was measured on this machine"
+PREDICTED: Final = "times of its kernels are estimates where none was measured on this machine"
 
 
-def c_engines(settings: Settings) -> list[str]:
-    """Ids of the engines whose launches are C functions, within those that the user allows."""
-    found = [
-        engine for engine in MANIFEST if engine.startswith(("cpu.", "zeroskip.cpu")) and load_engine(engine).native
-    ]
+def portable_engines(device: str) -> list[str]:
+    """Ids of the engines whose launches a package can hold: C functions on a CPU, kernels of Convoy's own on a GPU."""
+    if device == "cuda":
+        return [engine for engine in MANIFEST if engine.startswith(("cuda.", "triton."))]
+    return [engine for engine in MANIFEST if engine.startswith(("cpu.", "zeroskip.cpu")) and load_engine(engine).native]
+
+
+def is_portable(plan: Plan) -> bool:
+    """Whether a plan names such engines alone."""
+    known = portable_engines(str(plan.target.get("device")))
+    return not plan.baseline and all(step.config.engine in known for step in plan.steps)
+
+
+def own_engines(settings: Settings, device: str) -> list[str]:
+    """The engines of `portable_engines` that the user allows; raises InputError if there is none."""
+    found = portable_engines(device)
     only, denied = settings.only_engines, settings.deny_engines
     kept = [engine for engine in found if engine not in denied and (not only or engine in only)]
     if not kept:
-        raise InputError("only_engines", only, "engines with C kernels: " + ", ".join(found))
+        raise InputError("only_engines", only, "engines with kernels of Convoy's own: " + ", ".join(found))
     return kept
 
 
 def portable_plan(net: Net, settings: Settings) -> Plan:
-    """A plan of C kernels alone: of rows measured on this machine, and of the engines' estimates for the rest.
+    """A plan of Convoy's own kernels alone: of rows measured on this machine, and of the engines' estimates for the rest.
+
+    On a GPU the effort is at least `quick`: which of a kernel's forms can be built there is known only when it was built.
 
     Raises:
-        InputError: naming the layers that no C kernel computes.
+        InputError: naming the layers that none of these kernels computes.
     """
-    own = replace(settings, only_engines=tuple(c_engines(settings)), deny_engines=())
+    device = net.target.device
+    effort = Effort.QUICK if device == "cuda" and settings.effort is Effort.NONE else settings.effort
+    own = replace(settings, only_engines=tuple(own_engines(settings, device)), deny_engines=(), effort=effort)
     engines = [load_engine(engine) for engine in own.only_engines]
     rows: dict[str, list[Measurement]] = {}
     if own.effort is not Effort.NONE:
@@ -64,7 +79,9 @@ def portable_plan(net: Net, settings: Settings) -> Plan:
     try:
         selection = solve(choices, "exact")
     except SelectionError as error:
-        raise InputError("portable", net.name, "layers that Convoy's C kernels compute together", str(error)) from error
+        raise InputError(
+            "portable", net.name, "layers that Convoy's own kernels compute together", str(error)
+        ) from error
     return make_plan(net, Choice(choices, selection, {}), own, [PREDICTED])
 
 
@@ -72,8 +89,13 @@ def _no_kernel(net: Net, missing: Sequence[str]) -> InputError:
     graph = net.captured.graph
     shown = ", ".join(f"{name} ({graph.node(name).op}, {_shape(net, name)})" for name in missing[:20])
     more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
-    todo = "Convoy has no C kernel for these: export without --portable."
-    return InputError("portable", f"{len(missing)} layers", "layers with C kernels", f"{shown}{more}. {todo}")
+    todo = "Convoy has no kernel of its own for these"
+    todo += (
+        ": export without --portable."
+        if net.target.device == "cpu"
+        else ", and a package for a GPU needs one for each."
+    )
+    return InputError("portable", f"{len(missing)} layers", "layers with such kernels", f"{shown}{more}. {todo}")
 
 
 def _shape(net: Net, node: str) -> str:

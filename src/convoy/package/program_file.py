@@ -127,8 +127,8 @@ class PackedProgram:
 def program_bytes(program: PackedProgram) -> bytes:
     """A program as a member's content."""
     data = {
-        "inputs": [_tensor_data(one) for one in program.inputs],
-        "outputs": [_tensor_data(one) for one in program.outputs],
+        "inputs": [tensor_data(one) for one in program.inputs],
+        "outputs": [tensor_data(one) for one in program.outputs],
         "arguments": structure_data(program.arguments, "args"),
         "results": structure_data(program.results, "results"),
         "strides": program.strides,
@@ -142,7 +142,8 @@ def program_bytes(program: PackedProgram) -> bytes:
     return (json.dumps(data, separators=(",", ":")) + "\n").encode()
 
 
-def _tensor_data(one: PackedTensor) -> dict[str, Any]:
+def tensor_data(one: PackedTensor) -> dict[str, Any]:
+    """A tensor as JSON."""
     return {
         "name": one.name,
         "dtype": one.spec.dtype,
@@ -169,11 +170,11 @@ def read_program(content: memoryview, where: str, kernels: int) -> PackedProgram
     fields = Fields(where, data)
     places = tuple(_place(f"{where}.slots", item) for item in fields.items("slots"))
     program = PackedProgram(
-        inputs=tuple(_tensor(f"{where}.inputs", item, len(places)) for item in fields.items("inputs")),
-        outputs=tuple(_tensor(f"{where}.outputs", item, len(places)) for item in fields.items("outputs")),
+        inputs=tuple(read_tensor(f"{where}.inputs", item, len(places)) for item in fields.items("inputs")),
+        outputs=tuple(read_tensor(f"{where}.outputs", item, len(places)) for item in fields.items("outputs")),
         arguments=structure_from_data(fields.anything("arguments"), f"{where}.arguments", PackageError),
         results=structure_from_data(fields.anything("results"), f"{where}.results", PackageError),
-        strides=tuple(_strides(f"{where}.strides", item) for item in fields.items("strides")),
+        strides=tuple(read_strides(f"{where}.strides", item) for item in fields.items("strides")),
         slots=places,
         copies=tuple(_pair(f"{where}.copies", item) for item in fields.items("copies")),
         arena_bytes=fields.integer("arena_bytes", 0, MOST_ARENA_BYTES),
@@ -190,7 +191,8 @@ def read_program(content: memoryview, where: str, kernels: int) -> PackedProgram
     return program
 
 
-def _tensor(where: str, data: object, slots: int) -> PackedTensor:
+def read_tensor(where: str, data: object, slots: int) -> PackedTensor:
+    """A tensor from JSON, in one of so many slots; raises PackageError naming the field."""
     fields = Fields(where, data)
     try:
         spec = TensorSpec(fields.integers("shape", 0, 1 << 40), fields.text("dtype", r"\w+", 10))
@@ -213,7 +215,8 @@ def _place(where: str, data: object) -> SlotPlace:
     return SlotPlace(*items)
 
 
-def _strides(where: str, data: object) -> tuple[int, ...] | None:
+def read_strides(where: str, data: object) -> tuple[int, ...] | None:
+    """Strides from JSON; None for null."""
     if data is None:
         return None
     items = cast("list[Any]", data) if isinstance(data, list) else ["no list"]

@@ -9,10 +9,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from convoy.errors import InputError
+from convoy.package.cuda.recorded_graph import RecordedGraph
 from convoy.package.program_file import PackedProgram
 
 
-def batch_sizes(programs: Sequence[PackedProgram]) -> tuple[int, ...]:
+def batch_sizes(programs: Sequence[PackedProgram | RecordedGraph]) -> tuple[int, ...]:
     """Batch sizes of the programs, ascending; empty if the first program's inputs and outputs are no batches of one size.
 
     A program whose samples have other shapes than the first one's does not count.
@@ -40,7 +41,7 @@ def batches_of(samples: int, sizes: Sequence[int]) -> list[int]:
 
 
 def run_samples(
-    call: Callable[..., Any], programs: Sequence[PackedProgram], inputs: Sequence[torch.Tensor]
+    call: Callable[..., Any], programs: Sequence[PackedProgram | RecordedGraph], inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """Run on any number of samples.
 

@@ -8,9 +8,9 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -22,6 +22,7 @@ from convoy.graph.text import print_graph
 from convoy.package.archive import Content, write_archive
 from convoy.package.kernels import CompiledKernels, compile_kernels, needs_here, source_member
 from convoy.package.manifest import MANIFEST, Manifest, PackedKernel, ProgramMembers, manifest_bytes
+from convoy.package.packed_tensors import PackedTensors
 from convoy.package.program_file import (
     Launch,
     PackedProgram,
@@ -30,7 +31,7 @@ from convoy.package.program_file import (
     SlotPlace,
     program_bytes,
 )
-from convoy.package.tensor_file import is_storable, tensor_bytes, write_tensors
+from convoy.package.tensor_file import is_storable, write_tensors
 from convoy.plan.describe import title
 from convoy.program import BoundPlan, BoundStep
 from convoy.regions import Region
@@ -49,35 +50,26 @@ class BoundNet:
         captured: its graph and constants.
         bound: its plan, bound.
         regions: region of each step; None for a copy.
+        target: the device that it was bound for.
     """
 
     captured: Captured
     bound: BoundPlan
     regions: Sequence[Region | None]
+    target: Target
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Contents:
     """Tensors and kernels of a package, each once.
 
     Attributes:
-        tensors: by name.
+        tensors: weights and other constants.
         kernels: in the manifest's order.
     """
 
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    tensors: PackedTensors = field(default_factory=PackedTensors)
     kernels: list[KernelSource] = field(default_factory=list[KernelSource])
-    _names: dict[tuple[Any, ...], str] = field(default_factory=dict[tuple[Any, ...], str])
-    _packs: bool = False
-
-    def tensor(self, tensor: torch.Tensor) -> str:
-        """The name of a tensor; tensors of the same values have the same name."""
-        digest = hashlib.sha256(tensor_bytes(tensor)).digest()
-        key = digest, tensor.dtype, tuple(tensor.shape)
-        if key not in self._names:
-            self._names[key] = f"t{len(self._names)}"
-            self.tensors[self._names[key]] = tensor.detach()
-        return self._names[key]
 
     def kernel(self, kernel: KernelSource) -> int:
         """The index of a kernel."""
@@ -131,32 +123,48 @@ def write_package(path: Path, nets: Sequence[BoundNet], model: ModelInfo, *, por
     compiled = compile_kernels(contents.kernels) if contents.kernels else CompiledKernels((), {}, b"")
     members: list[tuple[str, Content]] = []
     for index, (net, program) in enumerate(zip(nets, programs, strict=True)):
-        assert net.bound.plan is not None
-        members.append((f"programs/p{index}.json", [program_bytes(program)]))
-        members.append((f"graphs/g{index}.txt", [print_graph(net.captured.graph).encode()]))
-        members.append((f"plans/p{index}.json", [json.dumps(plans.to_dict(net.bound.plan), indent=1).encode()]))
+        members += program_members(index, net, program_bytes(program))
     members += [(source, [text.encode()]) for source, text in compiled.sources.items()]
     members += [(LIBRARY, [compiled.code])] if compiled.code else []
-    members.append((WEIGHTS, write_tensors(contents.tensors)))
+    members.append((WEIGHTS, write_tensors(contents.tensors.by_name)))
     manifest = Manifest(
         model=model.name,
         convoy="",
         target=model.target,
         needs=needs_here(contents.kernels),
         portable=not missing,
-        programs=tuple(
-            ProgramMembers(f"graphs/g{index}.txt", f"plans/p{index}.json", f"programs/p{index}.json")
-            for index in range(len(nets))
-        ),
+        programs=tuple(map(member_names, range(len(nets)))),
         weights=WEIGHTS,
         library=LIBRARY if compiled.code else "",
         flags=compiled.flags,
         kernels=tuple(PackedKernel(kernel.function, source_member(kernel)) for kernel in contents.kernels),
         mean=model.mean,
         std=model.std,
-        sums={member: _sum(content) for member, content in members},
+        sums={},
     )
-    write_archive(path, [(MANIFEST, [manifest_bytes(manifest)]), *members])
+    write_members(path, manifest, members)
+
+
+def member_names(index: int) -> ProgramMembers:
+    """Names of the members of a program."""
+    return ProgramMembers(f"graphs/g{index}.txt", f"plans/p{index}.json", f"programs/p{index}.json")
+
+
+def program_members(index: int, net: BoundNet, program: bytes) -> list[tuple[str, Content]]:
+    """The members of a program: itself, the graph that it computes, and the plan that it was made from."""
+    assert net.bound.plan is not None
+    names = member_names(index)
+    return [
+        (names.program, [program]),
+        (names.graph, [print_graph(net.captured.graph).encode()]),
+        (names.plan, [json.dumps(plans.to_dict(net.bound.plan), indent=1).encode()]),
+    ]
+
+
+def write_members(path: Path, manifest: Manifest, members: Sequence[tuple[str, Content]]) -> None:
+    """Write the archive: the manifest with the sums of all members, then the members."""
+    whole = replace(manifest, sums={member: _sum(content) for member, content in members})
+    write_archive(path, [(MANIFEST, [manifest_bytes(whole)]), *members])
 
 
 def _sum(content: Content) -> str:
@@ -200,9 +208,9 @@ def _step(step: BoundStep, captured: Captured, region: Region | None, contents: 
     if isinstance(step.executable, NativeExecutable) and not step.slices:
         native = step.executable.native(step.constants)
     if native is not None and all(_is_packable(constant) for constant in step.constants):
-        names = tuple(contents.tensor(one) if isinstance(one, torch.Tensor) else one for one in step.constants)
+        names = tuple(contents.tensors.name(one) if isinstance(one, torch.Tensor) else one for one in step.constants)
         return PackedStep(step.args, step.results, names, True, _launch(step, native, contents))
-    names = tuple(contents.tensor(captured.constants[name]) for name in (region.constants if region else ()))
+    names = tuple(contents.tensors.name(captured.constants[name]) for name in (region.constants if region else ()))
     return PackedStep(step.args, step.results, names, False, None)
 
 

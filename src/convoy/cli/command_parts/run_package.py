@@ -44,7 +44,7 @@ def run_package(path: str, images: list[Path] | None, others: Mapping[str, objec
     loaded = load_images(images, size=(spec.shape[2], spec.shape[3]), dtype=spec.dtype, mean=mean, std=std)
     count, size = len(loaded), spec.shape[0]
     padding = loaded.new_zeros(-count % size, *spec.shape[1:])  # the package takes whole batches
-    whole = torch.cat([loaded, padding]) if len(padding) else loaded
+    whole = (torch.cat([loaded, padding]) if len(padding) else loaded).to(net.device)
     return _result(path, net, [(whole[at : at + size],) for at in range(0, count, size)], size, count)
 
 
@@ -66,5 +66,5 @@ def _result(
 
     with torch.no_grad():
         outputs = [float_outputs(net(*args))[0] for args in batches]
-        timed = interleave({"Convoy": lambda: net(*batches[0])}, cuda=False)["Convoy"]
+        timed = interleave({"Convoy": lambda: net(*batches[0])}, cuda=net.device.type == "cuda")["Convoy"]
     return RunResult(path, None, batch, False, (timed,), outputs=largest_outputs(outputs)[:count])

@@ -23,6 +23,7 @@ def export(
     batches: given.Batches = None,
     size: shared.Size = None,
     dtype: shared.Dtype = "fp32",
+    device: given.Device = "cpu",
     weights: shared.Weights = None,
     trust: shared.Trust = False,
     effort: shared.Effort = "quick",
@@ -42,11 +43,12 @@ def export(
     if triton is not None and (triton / output.stem).exists():
         raise InputError("--triton", str(triton / output.stem), "a repository without a model of this name")
     settings = values.settings_from(effort=effort, time_s=time_s, db=db, progress=True)
+    where = values.pick_device(device)
     found = None if plan is None else load_plan(plan)  # refuse a bad plan before the model is loaded
-    module = values.load(model, weights, dtype, "cpu", trust=trust)
+    module = values.load(model, weights, dtype, where, trust=trust)
     wanted, info = values.image_size(size), read_info(weights)
     args, *more = [
-        inputs.example(module, model, images, count, wanted, dtype, "cpu", info, data_batch=1) for count in sizes
+        inputs.example(module, model, images, count, wanted, dtype, where, info, data_batch=1) for count in sizes
     ]
     known = preprocessing(model)
     with inputs.fitting(module, args):

@@ -106,7 +106,7 @@ def warmed_cpu(module: nn.Module, args: tuple[Any, ...], name: str, known: set[t
     """
     from convoy.engines.manifest import load_engine
     from convoy.measurement import detect_target
-    from convoy.package.plan_choice import c_engines
+    from convoy.package.plan_choice import own_engines
     from convoy.pipeline.captured_net import captured_net
     from convoy.pipeline.isolation import isolate, preserve_global_state
     from convoy.pipeline.selection_input import distinct_problems
@@ -116,7 +116,7 @@ def warmed_cpu(module: nn.Module, args: tuple[Any, ...], name: str, known: set[t
     with preserve_global_state():
         net = captured_net(name, isolate(module, args, {}), settings, target)
         problems = list(distinct_problems(net.regions, net.copies))
-        engines = [load_engine(engine) for engine in c_engines(settings)]
+        engines = [load_engine(engine) for engine in own_engines(settings, "cpu")]
         failed: dict[str, None] = {}
         for index, problem in enumerate(problems):
             bar(f"{name}: compile", index, len(problems))

@@ -22,7 +22,13 @@ Plan = Annotated[
 ]
 Portable = Annotated[
     bool,
-    typer.Option("--portable", help="Only C kernels, so that the C runtime can run it.", rich_help_panel=GOAL),
+    typer.Option(
+        "--portable", help="Only Convoy's own kernels, so that the C runtime can run it.", rich_help_panel=GOAL
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option("--device", help="cpu, or cuda: the package is for the GPU of this machine.", rich_help_panel=MODEL),
 ]
 Triton = Annotated[
     Path | None,

@@ -14,6 +14,7 @@ import torch
 
 from convoy.engines.compilers.cuda_bindings import driver, nvrtc
 from convoy.engines.compilers.device_binaries import cached
+from convoy.engines.compilers.loaded_kernels import LoadedKernel, register
 from convoy.engines.hopper.nvrtc_source import CudaSource
 from convoy.errors import CompileError, LaunchError
 from convoy.target import Target
@@ -119,6 +120,12 @@ class Function:
         self._lock = threading.Lock()
         self._loaded: dict[int, Any] = {}
         self._clusters: dict[tuple[int, int, int], int] = {}
+        register(self)
+
+    def loaded(self) -> list[LoadedKernel]:
+        """The kernel on each device where it was loaded."""
+        with self._lock:
+            return [LoadedKernel(int(function), self.name, self.cubin) for function in self._loaded.values()]
 
     def load(self, device: int) -> Any:
         """The driver's function on a device; must be called before any capture the first time."""

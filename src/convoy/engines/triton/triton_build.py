@@ -22,6 +22,7 @@ from typing import Any, Final, cast
 
 import torch
 
+from convoy.engines.compilers.loaded_kernels import LoadedKernel, register
 from convoy.engines.triton.triton_ahead import compile_launcher, launcher_ready, wait_until_prepared
 from convoy.errors import CompileError, LaunchError
 from convoy.support import Support
@@ -90,6 +91,14 @@ class TritonKernel:
         self.compiled: Any = None if interpreting() else compile_kernel(build, target)
         self._launcher = None if self.compiled is None else compile_launcher(self.compiled)
         self._order = list(build.function.arg_names)
+        register(self)
+
+    def loaded(self) -> list[LoadedKernel]:
+        """The kernel, once it was launched: Triton loads it then, on one device."""
+        handle = getattr(self.compiled, "function", None)
+        if handle is None:
+            return []
+        return [LoadedKernel(int(handle), str(self.compiled.metadata.name), bytes(self.compiled.asm["cubin"]))]
 
     def __call__(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         """Launch on torch's current stream."""

@@ -12,7 +12,7 @@ from convoy.cli.commands import warm
 from convoy.engines.compilers import host_compiler
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
-from convoy.package.plan_choice import c_engines
+from convoy.package.plan_choice import own_engines
 from convoy.settings import Settings
 from convoy.support import Support
 from convoy.zoo import import_torchvision
@@ -39,7 +39,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         if engine.id == "cpu.direct":
             raise CompileError(engine.id, "the C compiler refused the source", "log")
 
-    for engine in c_engines(Settings()):
+    for engine in own_engines(Settings(), "cpu"):
         monkeypatch.setattr(type(load_engine(engine)), "build", build)
     return found
 

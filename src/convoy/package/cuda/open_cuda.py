@@ -1,0 +1,77 @@
+"""From the members of a package for a GPU to programs that run there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+
+import torch
+
+from convoy.capture import Captured
+from convoy.engines.compilers.cuda_bindings import driver
+from convoy.errors import InputError, PackageError
+from convoy.package.archive import PackageArchive
+from convoy.package.bind_package import read_graph, read_plan
+from convoy.package.cuda.cuda_program import KernelFunctions, PackagedCudaProgram
+from convoy.package.cuda.graph_file import read_graph as read_recorded
+from convoy.package.cuda.recorded_graph import RecordedGraph
+from convoy.package.manifest import CudaNeeds, Manifest
+from convoy.package.package_fit import check_fit
+from convoy.program import Program
+
+
+def why_not_here(needs: CudaNeeds) -> str:
+    """Why a package cannot run on this machine's current GPU; empty if it can."""
+    if not torch.cuda.is_available():
+        return "PyTorch has no GPU here"
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        return "cuda-bindings is not installed (pip install 'convoy-cnn[gpu]')"
+    major, minor = torch.cuda.get_device_capability()
+    if 10 * major + minor != needs.capability:
+        return (
+            f"it was made for capability {needs.capability // 10}.{needs.capability % 10}, this GPU has {major}.{minor}"
+        )
+    _, version = driver().cuDriverGetVersion()
+    if int(version) < needs.driver:
+        return f"it needs a driver for CUDA {needs.driver // 1000}, this one is for {int(version) // 1000}"
+    return ""
+
+
+def cuda_programs(
+    archive: PackageArchive, manifest: Manifest, tensors: Mapping[str, torch.Tensor]
+) -> list[tuple[Program, RecordedGraph]]:
+    """The programs of a package on the current device, which share its constants; raises PackageError."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.zeros((), device=device)  # creates the context
+    cubins = {kernel.source: bytes(archive.view(kernel.source)) for kernel in manifest.kernels}
+    functions = KernelFunctions([(kernel.function, cubins[kernel.source]) for kernel in manifest.kernels], archive.path)
+    known: dict[str, torch.Tensor] = {}
+    made: list[tuple[Program, RecordedGraph]] = []
+    for members in manifest.programs:
+        where = f"{members.program} of {archive.path}"
+        recorded = read_recorded(archive.view(members.program), where, len(manifest.kernels))
+        for block in recorded.blocks:
+            _check_constant(where, block.constant, block.size_bytes, tensors)
+        try:
+            graph, plan = read_graph(archive, members.graph), read_plan(archive, members.plan)
+            check_fit(archive, graph, plan, recorded)
+        except PackageError:
+            raise
+        except InputError as error:  # of graphs and plans
+            raise PackageError(
+                f"{error.argument} of {archive.path}", error.value, error.expected, error.todo
+            ) from error
+        captured = Captured(graph, {}, recorded.arguments, recorded.results, strides=recorded.strides)
+        runnable = PackagedCudaProgram(recorded, functions, tensors, known, device)
+        made.append((Program(plan, captured, runnable, runnable.resident_bytes), recorded))
+    return made
+
+
+def _check_constant(where: str, name: str, size_bytes: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise PackageError if a block's constant is missing or of another size."""
+    if not name:
+        return
+    found = tensors.get(name)
+    size = -1 if found is None else found.numel() * found.element_size()
+    if size != size_bytes:
+        raise PackageError(f"{where}.blocks", name, f"a tensor of {size_bytes} bytes")

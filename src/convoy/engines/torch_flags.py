@@ -55,6 +55,22 @@ def onednn_conv_flags() -> Any:
     return torch.backends.mkldnn.conv  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 
+def precision_owners() -> dict[str, Any]:
+    """The objects with PyTorch's precision settings of single operators (`fp32_precision`), by their names in `torch.backends`.
+
+    Reading a setting that was never set gives the one that it inherits.
+    """
+    backends: Any = torch.backends
+    return {
+        "cudnn.conv": cudnn_conv_flags(),
+        "cudnn.rnn": backends.cudnn.rnn,
+        "cuda.matmul": backends.cuda.matmul,
+        "mkldnn.conv": onednn_conv_flags(),
+        "mkldnn.matmul": backends.mkldnn.matmul,
+        "mkldnn.rnn": backends.mkldnn.rnn,
+    }
+
+
 _BENCHMARK = HeldFlag(lambda: torch.backends.cudnn, "benchmark", True)
 _NO_BENCHMARK = HeldFlag(lambda: torch.backends.cudnn, "benchmark", False)
 _DETERMINISTIC = HeldFlag(lambda: torch.backends.cudnn, "deterministic", True)

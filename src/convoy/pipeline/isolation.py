@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture.copies import copied_arguments, separate_copy
+from convoy.engines.torch_flags import precision_owners
 from convoy.tuning_lock import one_at_a_time
 from convoy.typed_torch import named_modules
 
@@ -185,14 +186,7 @@ def _switches() -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
         (lambda: list(warnings.filters), _set_filters),
         (lambda: list(sys.path), lambda value: sys.path.__setitem__(slice(None), value)),
     ]
-    precisions = (
-        (backends.cudnn, "conv"), (backends.cudnn, "rnn"), (backends.cuda, "matmul"),
-        (backends.mkldnn, "conv"), (backends.mkldnn, "matmul"), (backends.mkldnn, "rnn"),
-    )  # fmt: skip
-    for owner, name in precisions:
-        part = getattr(owner, name, None)
-        if part is not None and hasattr(part, "fp32_precision"):
-            switches.append(_attribute(part, "fp32_precision"))
+    switches += [_attribute(owner, "fp32_precision") for owner in precision_owners().values()]
     for device in ("cpu", "cuda"):
         switches.append((_bound(torch.is_autocast_enabled, device), _setting(torch.set_autocast_enabled, device)))
         switches.append((_bound(torch.get_autocast_dtype, device), _setting(torch.set_autocast_dtype, device)))

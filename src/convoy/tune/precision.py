@@ -10,7 +10,7 @@ from convoy.perfdb.row import Measurement
 from convoy.problem import ConvolutionProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.target import Target
 
-PRECISION_SETTINGS: Final = ("cudnn_tf32", "fp32_matmul", "fp32_precision")
+PRECISION_SETTINGS: Final = ("cudnn_tf32", "fp32_matmul", "fp32_precision", "onednn_conv")
 """Their names among a target's versions (`convoy.measurement.device.detect.precision_flags`)."""
 
 _PRODUCTS: Final = ("mm.", "mm_", "addmm", "baddbmm", "conv", "linear", "matmul", "einsum")

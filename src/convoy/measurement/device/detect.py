@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from convoy.engines.compilers.instruction_sets import limits
+from convoy.engines.torch_flags import precision_owners
 from convoy.errors import InputError, unknown_name
 from convoy.problem.spec import FLOAT_DTYPES
 from convoy.target import Target
@@ -84,16 +85,23 @@ def installed(distribution: str) -> str:
 def precision_flags(device: str) -> dict[str, str]:
     """Torch's precision settings that are not the default, by name; empty for the defaults.
 
-    If old and new settings are mixed, torch refuses to answer: the result is then `mixed`.
+    If old and new settings are mixed, torch refuses to answer: the result is then `mixed`, with the new settings.
     """
+    owners = precision_owners()
+    convolutions, products = (
+        owners[name].fp32_precision
+        for name in (("cudnn.conv", "cuda.matmul") if device == "cuda" else ("mkldnn.conv", "mkldnn.matmul"))
+    )
     try:
         found = {"fp32_matmul": torch.get_float32_matmul_precision()}
         if device == "cuda":
             found["cudnn_tf32"] = "on" if torch.backends.cudnn.allow_tf32 else "off"
+        elif convolutions not in ("none", "ieee"):
+            found["onednn_conv"] = convolutions
     except RuntimeError:
-        return {"fp32_precision": "mixed"}
+        return {"fp32_precision": f"mixed (convolutions {convolutions}, products {products})"}
     defaults = {"fp32_matmul": "highest", "cudnn_tf32": "on"}
-    return {name: value for name, value in found.items() if value != defaults[name]}
+    return {name: value for name, value in found.items() if value != defaults.get(name)}
 
 
 # --- CPU ----------------------------------------------------------------------------------------------------------------

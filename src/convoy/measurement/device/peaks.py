@@ -12,6 +12,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.library import onednn
+from convoy.engines.torch_flags import HeldFlag
 from convoy.measurement.data import make_data
 from convoy.measurement.device.shortest_run import (
     AGREEMENT,
@@ -137,12 +138,8 @@ def _cpu_rate(dtype: str, target: Target, patience: Patience) -> Rate:
 
 
 def _tf32_rate(patience: Patience) -> Rate:
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
+    with HeldFlag(lambda: torch.backends.cuda.matmul, "fp32_precision", "tf32").held():
         return _matmul_rate((4096,), torch.float32, "cuda", patience)
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _bandwidth(size_bytes: int, device: str, patience: Patience) -> Rate:

@@ -18,6 +18,7 @@ from typing import IO, Any, Final, cast
 
 import torch
 
+from convoy.engines.torch_flags import precision_owners
 from convoy.measurement.device.memory_limit import MemoryLimit
 from convoy.target import Target
 
@@ -201,6 +202,9 @@ def worker_handshake(
         "device_index": torch.cuda.current_device() if target.device == "cuda" and role == "measure" else 0,
     }
     with contextlib.suppress(RuntimeError):  # torch refuses to answer if old and new precision settings are mixed
-        hello["fp32_matmul"] = torch.get_float32_matmul_precision()
-        hello["cudnn_tf32"] = torch.backends.cudnn.allow_tf32
+        hello["fp32_matmul"], hello["cudnn_tf32"] = (
+            torch.get_float32_matmul_precision(),
+            torch.backends.cudnn.allow_tf32,
+        )
+    hello["fp32_precision"] = {name: owner.fp32_precision for name, owner in precision_owners().items()}
     return hello

@@ -21,6 +21,7 @@ import torch
 
 from convoy.engines.dynamic_weight import build
 from convoy.engines.manifest import load_engine
+from convoy.engines.torch_flags import precision_owners
 from convoy.errors import LaunchError
 from convoy.measurement.device.heap import keep_freed_memory
 from convoy.measurement.device.memory_limit import MemoryLimit, enter_memory_limit, lost_fraction
@@ -70,6 +71,9 @@ def _mirror(hello: dict[str, Any], target: Target) -> None:
         if "fp32_matmul" in hello:
             torch.set_float32_matmul_precision(hello["fp32_matmul"])
             torch.backends.cudnn.allow_tf32 = hello["cudnn_tf32"]
+    for name, owner in precision_owners().items():  # after the older settings, which write these
+        if owner.fp32_precision != hello["fp32_precision"][name]:
+            owner.fp32_precision = hello["fp32_precision"][name]
 
 
 def _jobs() -> queue.SimpleQueue[dict[str, Any]]:

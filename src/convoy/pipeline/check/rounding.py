@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from convoy.engines.torch_flags import precision_owners
+
 TF32_ROUNDING = 2.0**-11
 """Unit roundoff of TF32, which has 10 bits of mantissa."""
 
@@ -25,7 +27,7 @@ def unit_roundoff(dtypes: Iterable[torch.dtype], *, cuda: bool) -> float:
     """
     found = [dtype for dtype in dtypes if dtype.is_floating_point]
     unit = max((torch.finfo(dtype).eps / 2 for dtype in found), default=0.0)
-    on_tf32 = cuda and torch.float32 in found and torch.backends.cudnn.allow_tf32
+    on_tf32 = cuda and torch.float32 in found and precision_owners()["cudnn.conv"].fp32_precision == "tf32"
     if not cuda and torch.float32 in found and _cpu_may_round_to_bf16():
         return max(unit, torch.finfo(torch.bfloat16).eps / 2)
     return max(unit, TF32_ROUNDING) if on_tf32 else unit
@@ -35,9 +37,8 @@ def _cpu_may_round_to_bf16() -> bool:
     """Whether torch's flags let oneDNN round the operands of fp32 products to bf16 or TF32."""
     if not torch.backends.mkldnn.is_available():
         return False
-    mkldnn: Any = torch.backends.mkldnn  # torch does not declare its parts
-    backends = (mkldnn.conv, mkldnn.matmul)
-    return any(backend.fp32_precision in ("bf16", "tf32") for backend in backends)
+    owners = precision_owners()
+    return any(owners[name].fp32_precision in ("bf16", "tf32") for name in ("mkldnn.conv", "mkldnn.matmul"))
 
 
 class InputPerturbation:

@@ -82,13 +82,17 @@ def _digest(parts: Mapping[str, object]) -> str:
 
 
 def _masks(net: Net) -> list[tuple[str, str]]:
-    """Where the weights of convolutions are zero: their problems name the masks, which are no part of the graph's text."""
-    return [
+    """Where the weights of convolutions are zero: the last problems of a region name the masks (`convoy.regions.mask`).
+
+    The graph's text says nothing of them.
+    """
+    masked = {
         (region.id, problem.weight_mask)
         for region in net.regions
-        for problem in region.problems[:1]
+        for problem in region.problems
         if isinstance(problem, ConvProblem) and problem.weight_mask
-    ]
+    }
+    return sorted(masked)
 
 
 def _zeros(net: Net) -> list[object]:
@@ -111,7 +115,8 @@ def _flags() -> list[object]:
     """PyTorch's switches that decide what its own operators do; those of precision are part of the target."""
     cudnn: Any = torch.backends.cudnn
     mkldnn: Any = torch.backends.mkldnn
-    return [torch.get_deterministic_debug_mode(), cudnn.enabled, cudnn.deterministic, mkldnn.enabled]
+    switches = [cudnn.enabled, cudnn.deterministic, mkldnn.enabled, bool(mkldnn.deterministic)]
+    return [torch.get_deterministic_debug_mode(), *switches]
 
 
 def _criteria(settings: Settings) -> list[object]:

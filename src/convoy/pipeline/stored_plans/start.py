@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import torch
 
@@ -16,6 +16,9 @@ from convoy.plan import Plan
 from convoy.program import Program, build_program
 from convoy.settings import Settings
 from convoy.tuning_profile import phase
+
+MOST_BASELINE_ERROR: Final = 2.0**-5
+"""Relative error of PyTorch's own results up to which they are evidence: some tens of layers in bf16."""
 
 
 class StoredPlanError(Exception):
@@ -80,7 +83,8 @@ def agrees(ours: Sequence[torch.Tensor], stock: Sequence[torch.Tensor], record: 
     """Whether results are so near to PyTorch's own that they are right against float64 too, without a float64 run.
 
     PyTorch's own error was `record.baseline_error` when the plan was found. What is allowed is `WORST_ERROR` times that, or
-    `least`; the distance to PyTorch's results may use up the rest.
+    `least`; the distance to PyTorch's results may use up the rest. An error beyond `MOST_BASELINE_ERROR` is no rounding but
+    belongs to the weights of that search, so it says nothing about the present ones.
 
     Args:
         ours: floating-point results of the plan.
@@ -88,6 +92,8 @@ def agrees(ours: Sequence[torch.Tensor], stock: Sequence[torch.Tensor], record: 
         record: the stored plan.
         least: the relative error that is always allowed.
     """
+    if record.baseline_error > MOST_BASELINE_ERROR:
+        return False
     allowed = max(end_to_end.WORST_ERROR * record.baseline_error, least) - record.baseline_error
     return end_to_end.errors_against(list(ours), [tensor.double() for tensor in stock]).rel_l2_error <= allowed
 

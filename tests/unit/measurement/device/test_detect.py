@@ -48,12 +48,25 @@ def test_torchs_precision_flags_are_part_of_the_target():
     assert other.digest != plain.digest
 
 
-def test_mixed_precision_settings_are_said_to_be_mixed(monkeypatch):
+def test_mixed_precision_settings_are_said_to_be_mixed_and_are_different_targets(monkeypatch):
     def refuse():
         raise RuntimeError("mixed")
 
     monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
-    assert detect.precision_flags("cpu") == {"fp32_precision": "mixed"}
+    plain = detect.precision_flags("cpu")
+    assert plain["fp32_precision"].startswith("mixed")
+    monkeypatch.setattr(torch.backends.mkldnn.conv, "fp32_precision", "bf16")
+    assert detect.precision_flags("cpu") != plain
+
+
+def test_a_precision_of_convolutions_alone_is_part_of_the_target(monkeypatch):
+    plain = detect_target("cpu")
+    monkeypatch.setattr(torch.backends.mkldnn.conv, "fp32_precision", "ieee")
+    assert detect_target("cpu") == plain
+    monkeypatch.setattr(torch.backends.mkldnn.conv, "fp32_precision", "bf16")
+    other = detect_target("cpu")
+    assert other.version("onednn_conv") == "bf16"
+    assert other.digest != plain.digest
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -133,7 +133,7 @@ def test_the_worker_runs_as_its_parent_does():
             runner.close()
     finally:
         torch.set_num_threads(before)
-    assert row.reason == "the compiler said 2 medium"
+    assert row.reason == "the compiler said 2 medium bf16"
     assert "OMP_NUM_THREADS=2" in seen["environment"]
 
 
@@ -209,18 +209,19 @@ class Threads(engines.Right):
     def build(self, problem, knobs, target):
         from convoy.errors import CompileError
 
-        raise CompileError(
-            self.id, f"the compiler said {torch.get_num_threads()} {torch.get_float32_matmul_precision()}"
-        )
+        precision = f"{torch.get_float32_matmul_precision()} {torch.backends.mkldnn.conv.fp32_precision}"
+        raise CompileError(self.id, f"the compiler said {torch.get_num_threads()} {precision}")
 
 
 @pytest.fixture(autouse=True)
 def _precision(request):
-    before = torch.get_float32_matmul_precision()
+    before, convolutions = torch.get_float32_matmul_precision(), torch.backends.mkldnn.conv
     if request.function is test_the_worker_runs_as_its_parent_does:
         torch.set_float32_matmul_precision("medium")
+        convolutions.fp32_precision = "bf16"
     yield
     torch.set_float32_matmul_precision(before)
+    convolutions.fp32_precision = "none"
 
 
 def test_a_worker_that_cannot_start_is_one_clear_error(monkeypatch):

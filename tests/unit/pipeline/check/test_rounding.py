@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from convoy.engines.torch_flags import cudnn_conv_flags
 from convoy.pipeline.check.rounding import TF32_ROUNDING, InputPerturbation, fixed_seed, unit_roundoff
 
 
@@ -37,6 +38,12 @@ def test_the_least_precise_dtype_says_what_a_rounding_is(monkeypatch: pytest.Mon
     assert unit_roundoff([torch.float64], cuda=True) == 2.0**-53
     assert unit_roundoff([torch.int64], cuda=True) == 0.0
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert unit_roundoff([torch.float32], cuda=True) == 2.0**-24
+
+
+def test_the_newer_precision_settings_alone_are_read_too(monkeypatch: pytest.MonkeyPatch):
+    """`allow_tf32` raises an error where convolutions and RNNs differ."""
+    monkeypatch.setattr(cudnn_conv_flags(), "fp32_precision", "ieee")
     assert unit_roundoff([torch.float32], cuda=True) == 2.0**-24
 
 

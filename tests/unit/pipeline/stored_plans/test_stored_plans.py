@@ -17,6 +17,7 @@ from convoy.perfdb import Database
 from convoy.pipeline import OptimizeResult, optimize_model, whole_model
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.stored_plans import plan_key, start, start_inference
+from convoy.pipeline.stored_plans.plan_record import PlanRecord
 from convoy.pipeline.stored_plans.plan_store import FROM_DATABASE, NOT_USED
 from convoy.problem import EngineConfig
 from convoy.settings import Settings
@@ -136,6 +137,35 @@ def test_another_graph_input_format_or_mask_is_another_search(settings: Settings
     assert len(searches) == 5
 
 
+def test_the_positions_of_zeros_count_where_no_engine_counts_them(settings: Settings, searches: list[str]) -> None:
+    plain = dataclasses.replace(settings, only_engines=("pruned.channels",))
+    for zeros in ((), (0, 1), (2, 3)):
+        model = net()
+        with torch.no_grad():
+            model[0].weight[list(zeros)] = 0
+        tuned(model, plain)
+    assert len(searches) == 3
+
+
+def test_another_flag_of_pytorch_is_another_search(
+    settings: Settings, searches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = net()
+    tuned(model, settings)
+    with monkeypatch.context() as flags:
+        flags.setattr(torch.backends.mkldnn, "deterministic", True)
+        tuned(model, settings)
+    torch.use_deterministic_algorithms(True)
+    try:
+        tuned(model, settings)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with monkeypatch.context() as flags:
+        flags.setattr(torch.backends.mkldnn.conv, "fp32_precision", "bf16")
+        tuned(model, settings)
+    assert len(searches) == 4
+
+
 def test_new_code_or_another_engine_version_is_another_search(
     settings: Settings, searches: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +250,20 @@ def test_float64_decides_where_the_results_are_not_near_to_pytorchs(
     model = net()
     tuned(model, settings)
     monkeypatch.setattr(start_inference, "agrees", lambda *_: False)
+    found = tuned(model, settings)
+    assert len(searches) == 1
+    torch.testing.assert_close(found.program(X), model(X))
+
+
+def test_an_error_that_is_no_rounding_vouches_for_no_other_weights(settings: Settings, searches: list[str]) -> None:
+    """PyTorch was far from float64 with the weights of the search: the results of these are compared with float64."""
+    model = net()
+    tuned(model, settings)
+    with Database.open(settings.db) as database:
+        (key,) = database.plans.keys()
+        record = PlanRecord.from_text(str(database.plans.get(key)))
+        database.plans.put(key, dataclasses.replace(record, baseline_error=1.0).to_text())
+    assert not start.agrees([X], [X], dataclasses.replace(record, baseline_error=1.0), 1e-3)
     found = tuned(model, settings)
     assert len(searches) == 1
     torch.testing.assert_close(found.program(X), model(X))

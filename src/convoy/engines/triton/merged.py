@@ -24,7 +24,8 @@ from convoy.engines.triton.triton_build import (
     shared_limit,
 )
 from convoy.engines.triton.triton_igemm_swap_ab import block_channels
-from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, estimate_us
+from convoy.engines.triton.triton_tile_search import candidate_tiles
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, estimate_us
 from convoy.errors import InputError, LaunchError
 from convoy.graph.ir import Graph, Node
 from convoy.graph.layers import conv_problem

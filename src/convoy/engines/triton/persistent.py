@@ -16,7 +16,8 @@ from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.engines.triton.igemm_swap_ab_launch import TritonSwapABExecutable, box_type
 from convoy.engines.triton.triton_build import KernelBuild, interpreting, shared_limit
 from convoy.engines.triton.triton_igemm_swap_ab import block_channels, tensor_support
-from convoy.engines.triton.triton_tiles import ConvView, TritonTile, boxes, conv_view, row_view
+from convoy.engines.triton.triton_tile_search import boxes
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, conv_view, row_view
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -64,10 +65,17 @@ class PersistentTile:
 
     def shared_bytes(self, view: ConvView, residual: bool) -> int:
         """Shared memory that a block will want: the ring of loads, and one part of the result and of the residual."""
-        tile = self.tile
-        ring = tile.stages * (tile.block_k + tile.pixels) * tile.block_c * view.bytes_each
-        part = tile.block_k * tile.pixels * view.bytes_each // self.parts
-        return ring + part * (2 if residual else 1) + 1024
+        return self.tile.stages * _stage_bytes(view, self.tile) + _result_bytes(view, self.tile, self.parts, residual)
+
+
+def _stage_bytes(view: ConvView, tile: TritonTile) -> int:
+    """Of the ring of loads."""
+    return (tile.block_k + tile.pixels) * tile.block_c * view.bytes_each
+
+
+def _result_bytes(view: ConvView, tile: TritonTile, parts: int, residual: bool) -> int:
+    """Of one part of the result and of the residual, and some more."""
+    return tile.block_k * tile.pixels * view.bytes_each // parts * (2 if residual else 1) + 1024
 
 
 def view_of(problem: ConvProblem) -> ConvView:
@@ -131,12 +139,11 @@ def _staged(view: ConvView, tile: TritonTile, swapped: bool, residual: bool, sha
             for blocks in (1, 2):
                 if blocks * warps * 32 * (area // (warps * 32) + 48) > _REGISTERS:
                     continue
-                deep = (
-                    PersistentTile(replace(tile, stages=n, warps=warps), parts, blocks, swapped)
-                    for n in (8, 6, 5, 4, 3)
-                )
-                fitting = [config for config in deep if config.shared_bytes(view, residual) <= shared // blocks]
-                found += fitting[:1]
+                room = shared // blocks - _result_bytes(view, tile, parts, residual)
+                deepest = next((n for n in (8, 6, 5, 4, 3) if n * _stage_bytes(view, tile) <= room), None)
+                if deepest:
+                    staged = replace(tile, stages=deepest, warps=warps)
+                    found.append(PersistentTile(staged, parts, blocks, swapped))
     return found
 
 

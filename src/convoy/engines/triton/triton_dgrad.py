@@ -17,7 +17,8 @@ from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.triton.igemm_swap_ab_launch import box_type
 from convoy.engines.triton.persistent import PersistentTile, estimate_us
 from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting, shared_limit
-from convoy.engines.triton.triton_tiles import ConvView, TritonTile, boxes
+from convoy.engines.triton.triton_tile_search import boxes
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES

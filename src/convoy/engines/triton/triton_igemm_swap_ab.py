@@ -9,7 +9,8 @@ from convoy.engines.base import Engine, Executable
 from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.triton.igemm_swap_ab_launch import TritonSwapABExecutable, workspace_bytes
 from convoy.engines.triton.triton_build import shared_limit
-from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, conv_view, estimate_us
+from convoy.engines.triton.triton_tile_search import candidate_tiles
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, conv_view, estimate_us
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target

@@ -17,7 +17,8 @@ from convoy.engines.gpu.device_tensors import as_floats, checked, fits_tma, pitc
 from convoy.engines.gpu.gpu_support_checks import conv_support, is_strict
 from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits
 from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild, TritonKernel, interpreting, shared_limit
-from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, conv_view, estimate_us
+from convoy.engines.triton.triton_tile_search import candidate_tiles
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, conv_view, estimate_us
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target

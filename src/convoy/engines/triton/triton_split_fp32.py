@@ -15,7 +15,8 @@ from convoy.engines.triton.marking_executables import UNMARKED, MarkingExecutabl
 from convoy.engines.triton.split_planes import PlaneSplit, plane_bytes, split_us, split_weight
 from convoy.engines.triton.triton_build import KernelBuild, interpreting, shared_limit
 from convoy.engines.triton.triton_igemm_swap_ab import tensor_support
-from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, conv_view, estimate_us, row_view
+from convoy.engines.triton.triton_tile_search import candidate_tiles
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, conv_view, estimate_us, row_view
 from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
 from convoy.support import Support
 from convoy.target import Target

@@ -1,4 +1,4 @@
-"""Tiles of one thread block: which are worth trying, and an estimate of each one's time.
+"""Tiles of one thread block, and an estimate of each one's time; `triton_tile_search` finds those worth trying.
 
 The estimate counts, for one multiprocessor, tensor-core cycles, bytes from L2 and bytes in flight, and for the whole device
 the bytes from memory and the fixed costs of launches. Its constants were fitted to 3,130 timings of the swap-AB kernel on an
@@ -9,9 +9,7 @@ behind the best candidate of its problem, and the best of the first four 1 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 from convoy.problem import ConvProblem, Knobs, LinearProblem
 from convoy.problem.spec import DTYPE_BYTES
@@ -28,7 +26,7 @@ _FETCHED_US = 0.19
 _REDUCE_US = 0.60
 _FILL_US = 1.94
 _STORE_US = 0.18 / 8192
-_SHARED_BYTES = 232448
+SHARED_BYTES = 232448
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,129 +146,63 @@ class TritonTile:
         return -(-iterations // each), each
 
 
+class TileCosts:
+    """The estimates of one view's tiles on one device; what tiles share is computed once.
+
+    Args:
+        view: the convolution.
+        units: multiprocessors.
+        planes: 3 for a product of split operands, else 1.
+    """
+
+    def __init__(self, view: ConvView, units: int, planes: int) -> None:
+        weight_bytes = view.k * view.c * view.r * view.s * view.bytes_each
+        x_bytes = view.n * view.h * view.w * view.c * view.bytes_each
+        y_bytes = view.pixels * view.k * view.bytes_each
+        self._memory_us = (weight_bytes + x_bytes + y_bytes) / _MEMORY_BYTES_NS / 1000
+        self._partial_values, self._bytes_each = view.pixels * view.k, view.bytes_each
+        self._units, self._planes = units, planes
+        self._double = 1 if planes == 1 else 2
+        self._steps: dict[tuple[int, int, int], tuple[int, float]] = {}
+
+    def step(self, block_k: int, pixels: int, block_c: int) -> tuple[int, float]:
+        """Bytes of a stage, and nanoseconds of an iteration's products or loads."""
+        key = (block_k, pixels, block_c)
+        if key not in self._steps:
+            stage_bytes = (block_k + pixels) * block_c * self._bytes_each * self._double
+            k_steps = block_c * self._bytes_each / 32 * self._planes
+            products_ns = max(1.0, block_k / 64) * k_steps * max(pixels / 2, 16 + pixels / 4) / _CLOCK_GHZ
+            if block_k < 64 or pixels < 16:
+                products_ns *= 2  # mma instead of wgmma
+            self._steps[key] = stage_bytes, max(products_ns, stage_bytes / _LOAD_BYTES_NS_PER_SM)
+        return self._steps[key]
+
+    def us(
+        self, block_k: int, pixels: int, block_c: int, stages: int, warps: int, *, tiles: int, splits: int, each: int,
+        pdl: bool = False, prefetch: bool = False,
+    ) -> float:  # fmt: skip
+        """Estimated microseconds of a tile: `tiles` of them, each in `splits` shares of `each` iterations."""
+        stage_bytes, busy_ns = self.step(block_k, pixels, block_c)
+        threads = 32 * warps
+        registers = min(255, 40 + 1.5 * block_k * pixels / threads * self._double)
+        resident = min(
+            SHARED_BYTES // (stages * stage_bytes + 1024), 2048 // threads, int(65536 // (registers * threads))
+        )
+        if resident < 1:
+            return math.inf
+        a_sm = -(-tiles * splits // self._units)
+        step_ns = busy_ns + _LATENCY_NS / (stages * max(1, min(a_sm, resident))) + _STEP_NS
+        time = _LAUNCH_US + a_sm * each * step_ns / 1000 + _FILL_US * math.sqrt(-(-a_sm // resident)) + self._memory_us
+        time += _STORE_US * max(0, a_sm - 1) * block_k * pixels - _AHEAD_US * pdl
+        if splits == 1:
+            return time - _FETCHED_US * prefetch
+        return time + (_REDUCE_US + 8.0 * splits * self._partial_values / _PARTIAL_BYTES_NS / 1000)
+
+
 def estimate_us(view: ConvView, tile: TritonTile, units: int, planes: int = 1) -> float:
     """Estimated microseconds of the kernel; `planes` is 3 for a product of split operands."""
     splits, each = tile.splits(view)
-    blocks = math.prod(tile.tiles(view)) * splits
-    row_bytes = tile.block_c * view.bytes_each * (1 if planes == 1 else 2)
-    stage_bytes = (tile.block_k + tile.pixels) * row_bytes
-    registers = min(255, 40 + 1.5 * tile.block_k * tile.pixels / (32 * tile.warps) * (1 if planes == 1 else 2))
-    resident = min(
-        _SHARED_BYTES // (tile.stages * stage_bytes + 1024),
-        2048 // (32 * tile.warps),
-        int(65536 // (registers * 32 * tile.warps)),
-    )
-    if resident < 1:
-        return math.inf
-    a_rows = max(1.0, tile.block_k / 64)
-    k_steps = tile.block_c * view.bytes_each / 32 * planes
-    products_ns = a_rows * k_steps * max(tile.pixels / 2, 16 + tile.pixels / 4) / _CLOCK_GHZ
-    if tile.block_k < 64 or tile.pixels < 16:
-        products_ns *= 2  # mma instead of wgmma
-    a_sm = -(-blocks // units)
-    waiting_ns = _LATENCY_NS / (tile.stages * max(1, min(a_sm, resident)))
-    step_ns = max(products_ns, stage_bytes / _LOAD_BYTES_NS_PER_SM) + waiting_ns + _STEP_NS
-    weight_bytes = view.k * view.c * view.r * view.s * view.bytes_each
-    x_bytes = view.n * view.h * view.w * view.c * view.bytes_each
-    y_bytes = view.pixels * view.k * view.bytes_each
-    time = _LAUNCH_US + a_sm * each * step_ns / 1000 + _FILL_US * math.sqrt(-(-a_sm // resident))
-    time += (weight_bytes + x_bytes + y_bytes) / _MEMORY_BYTES_NS / 1000
-    time += _STORE_US * max(0, a_sm - 1) * tile.block_k * tile.pixels - _AHEAD_US * tile.pdl
-    if splits == 1:
-        time -= _FETCHED_US * tile.prefetch
-    else:
-        time += _REDUCE_US + 8.0 * splits * view.pixels * view.k / _PARTIAL_BYTES_NS / 1000
-    return time
-
-
-def boxes(view: ConvView, sizes: Iterable[int], whole_images: bool = False) -> Iterator[tuple[int, int, int]]:
-    """For each number of pixels the box (images, rows, columns) that covers the output with the fewest tiles.
-
-    Of equals, the squarest: it reads the smallest halo. With `whole_images` a box's images divide the batch.
-    """
-    for pixels in sizes:
-        found: list[tuple[int, int, int, int, int, int]] = []
-        for bits_w in range(pixels.bit_length()):
-            for bits_h in range(pixels.bit_length() - bits_w):
-                b_w, b_h = 1 << bits_w, 1 << bits_h
-                b_n = pixels // (b_w * b_h)
-                if b_n > 1 and (b_n > view.n or (whole_images and view.n % b_n)):
-                    continue
-                tiles = -(-view.n // b_n) * -(-view.p // b_h) * -(-view.q // b_w)
-                overhang = (b_h >= 2 * view.p) + (b_w >= 2 * view.q)
-                found.append((tiles, overhang, (b_h + 2) * (b_w + 2) * b_n, b_n, b_h, b_w))
-        if found:
-            yield min(found)[3:]
-
-
-_SPLITS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32, 36)
-
-
-@lru_cache(maxsize=1024)
-def candidate_tiles(view: ConvView, *, block_cs: tuple[int, ...], pixels: tuple[int, ...], ks: tuple[int, ...], units: int,
-                    planes: int = 1, limit: int = 32, splits: tuple[int, ...] = _SPLITS,
-                    shared: int = _SHARED_BYTES) -> tuple[TritonTile, ...]:  # fmt: skip
-    """The tiles with the best estimates, best first; at most `limit`, with different shapes, in `shared` bytes of shared memory.
-
-    Of tiles that differ only in stages or split the best four are kept, so that the list holds different shapes. Results are
-    cached for problems that differ only in their epilogue.
-    """
-    guesses: list[tuple[float, TritonTile]] = []
-    for block_k in ks:
-        if block_k > min(ks) and block_k >= 2 * view.k:
-            continue
-        for split in splits:
-            for box in boxes(view, pixels, whole_images=split > 1):
-                for block_c in block_cs:
-                    guesses += _staged(view, block_k, box, block_c, min(block_cs), split, units, planes, shared)
-    guesses.sort(key=lambda pair: pair[0])
-    kept: dict[tuple[int, ...], int] = {}
-    chosen: list[TritonTile] = []
-    for guess, tile in guesses:
-        shape = (tile.block_k, tile.pixels, tile.block_c)
-        if math.isinf(guess) or kept.get(shape, 0) >= 4 or len(chosen) >= limit:
-            continue
-        kept[shape] = kept.get(shape, 0) + 1
-        chosen.append(tile)
-    return tuple(chosen)
-
-
-def _staged(
-    view: ConvView,
-    block_k: int,
-    box: tuple[int, int, int],
-    block_c: int,
-    least_c: int,
-    split: int,
-    units: int,
-    planes: int,
-    shared_bytes: int,
-) -> list[tuple[float, TritonTile]]:
-    found: list[tuple[float, TritonTile]] = []
-    pixels = math.prod(box)
-    if block_c > least_c and block_c >= 2 * view.c:
-        return found
-    probe = TritonTile(block_k, *box, block_c, split=split)
-    splits, each = probe.splits(view)
-    if splits != split:
-        return found
-    for warps in _warps(block_k * pixels, block_c * view.bytes_each, planes):
-        stage_bytes = (block_k + pixels) * block_c * view.bytes_each * (1 if planes == 1 else 2)
-        fitting = [n for n in (2, 3, 4, 6, 8) if n * stage_bytes < shared_bytes - 1024 and n <= max(3, each + 1)]
-        if not fitting:
-            continue
-        # As deep as a block can be, and as two blocks of one multiprocessor can: one computes while the other starts or ends.
-        shared = [n for n in fitting if 2 * (n * stage_bytes + 1024) <= shared_bytes]
-        for stages in sorted({min(4, fitting[-1]), fitting[-1], (shared or fitting)[-1]}):
-            tile = TritonTile(block_k, *box, block_c, stages, warps, split)
-            found.append((estimate_us(view, tile, units, planes), tile))
-    return found
-
-
-def _warps(area: int, row_bytes: int, planes: int) -> tuple[int, ...]:
-    """Warps that a tile may have: of the rest ptxas spills registers or serialises wgmma (C7515, docs/kernels/triton.md)."""
-    if planes > 1:
-        return (4,) if area < 64 * 128 else (4, 8) if area == 64 * 128 else (8,) if area == 128 * 128 else ()
-    if area > 128 * 128:
-        return ()
-    return (4, 8) if area == 128 * 128 and row_bytes == 256 else (4,)
+    return TileCosts(view, units, planes).us(
+        tile.block_k, tile.pixels, tile.block_c, tile.stages, tile.warps, tiles=math.prod(tile.tiles(view)),
+        splits=splits, each=each, pdl=tile.pdl, prefetch=tile.prefetch,
+    )  # fmt: skip

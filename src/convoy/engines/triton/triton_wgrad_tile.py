@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from convoy.engines.triton.triton_igemm_swap_ab import tensor_support
-from convoy.engines.triton.triton_tiles import ConvView, boxes, conv_view, row_view
+from convoy.engines.triton.triton_tile_search import boxes
+from convoy.engines.triton.triton_tiles import ConvView, conv_view, row_view
 from convoy.problem import ConvProblem, Knobs
 
 _SHARED_BYTES = 232448

@@ -37,13 +37,18 @@ def parse_subgraph(text: str) -> Graph:
     return parse_graph(text)
 
 
-@lru_cache(maxsize=1024)
 def torch_support(problem: SubgraphProblem) -> Support:
     """Whether PyTorch can run a subgraph: valid text, a memory format of PyTorch's, and operators that this PyTorch has."""
     if problem.layout == "blocked":
         return Support.no("PyTorch's operators take nchw and nhwc tensors, got blocked")
+    return _operators_support(problem.text)
+
+
+@lru_cache(maxsize=1024)
+def _operators_support(text: str) -> Support:
+    """The same of a subgraph in any memory format: each is asked for in two."""
     try:
-        compile_graph(parse_subgraph(problem.text))
+        compile_graph(parse_subgraph(text))
     except InputError as error:
         return Support.no(str(error))
     return Support.yes()

@@ -103,18 +103,22 @@ class TuningTask:
 
         A search that was cut short has measured the engines that do not compile everywhere; those seldom win.
         """
-        modelled = {
-            name: space[0]
-            for name, space in self._space.configs.items()
-            if name != BASELINE and self._space.estimate_us(space[0]) is not None
-        }
+        if self._board.baseline() is None:
+            return False
+        if any(row.ok and self._is_modelled(row.config.engine) for row in self.rows.values()):
+            return True
         pruning = self._pruning(Effort.QUICK)
         tried = {config.engine for config in self.rows}
-        won = any(row.ok and row.config.engine in modelled for row in self.rows.values())
-        waiting = any(
-            name not in tried and not pruning.is_hopeless(config, RECHECK_RATIO) for name, config in modelled.items()
+        untried = {name: space[0] for name, space in self._space.configs.items() if name not in tried}
+        return not any(
+            self._is_modelled(name) and not pruning.is_hopeless(config, RECHECK_RATIO)
+            for name, config in untried.items()
         )
-        return self._board.baseline() is not None and (won or not waiting)
+
+    def _is_modelled(self, engine: str) -> bool:
+        """Whether it is an engine besides the baseline with a cost model of the problem."""
+        space = self._space.configs.get(engine)
+        return engine != BASELINE and bool(space) and self._space.estimate_us(space[0]) is not None
 
     def baseline_ran_out_of_memory(self) -> bool:
         """Whether not even the baseline could be measured, for lack of memory; its time must then be predicted."""

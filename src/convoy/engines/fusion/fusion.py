@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
-from convoy.engines.fusion.kernel_code import FusionCode, code_of
+from convoy.engines.fusion.kernel_code import FusionCode, code_of, workspace_of
 from convoy.engines.fusion.lowering import INDEX_LIMIT
 from convoy.engines.fusion.stages import UNITS
 from convoy.engines.gpu.device_tensors import aligned, fits_tma, pitch_of, scratch, sliced_nhwc
@@ -162,13 +162,16 @@ class FusionEngine(Engine):
         graph = parse_subgraph(problem.text)
         if not _is_worthwhile(graph):
             return Support.no(f"is no faster than ATen for a single {graph.nodes[0].op}")
-        code = code_of(problem.text, problem.layout)
-        return Support.no(code) if isinstance(code, str) else Support.yes()
+        found = workspace_of(problem.text, problem.layout)
+        return Support.no(found) if isinstance(found, str) else Support.yes()
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Values between kernels."""
         del knobs
-        return _known(problem).workspace_bytes
+        assert isinstance(problem, SubgraphProblem)
+        found = workspace_of(problem.text, problem.layout)
+        assert isinstance(found, int)
+        return found
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """Launches and a pass over memory, by as many multiprocessors as have a block."""

@@ -111,20 +111,34 @@ def code_of(text: str, layout: str, part: tuple[int, int] | None = None) -> Fusi
         return str(error)
 
 
+@lru_cache(maxsize=4096)
+def workspace_of(text: str, layout: str) -> int | str:
+    """Bytes of the workspace of a subgraph's kernels, or why there are none.
+
+    Code is generated only where that can fail or takes a workspace: of a net's subgraphs, few win and are built.
+
+    Args:
+        text: the subgraph, as text.
+        layout: the memory format of its arguments and results.
+    """
+    try:
+        results = _checked_results(lower(parse_subgraph(text), layout))
+    except NotFusibleError as error:
+        return str(error)
+    reducing = any(is_reducing(result.tensor) for result in results)
+    if not reducing and pooling_cut(results, layout, 0) is None:
+        return 0
+    code = code_of(text, layout)
+    return code if isinstance(code, str) else code.workspace_bytes
+
+
 def generate(lowered: LoweredSubgraph) -> FusionCode:
     """The kernels of a subgraph.
 
     Raises:
         NotFusibleError: it is too large, or needs too many kernels.
     """
-    pending = results_of(lowered)
-    values = reachable([result.tensor for result in pending])
-    if len(values) > MOST_VALUES:
-        raise NotFusibleError(f"computes up to {MOST_VALUES} values in a kernel, got {len(values)}")
-    if (pointers := len(lowered.inputs) + len(pending)) > MOST_POINTERS:
-        raise NotFusibleError(f"takes up to {MOST_POINTERS} arguments, constants and results, got {pointers}")
-    if (largest := max(math.prod(each.shape) for each in values)) >= INDEX_LIMIT:
-        raise NotFusibleError(f"indexes fewer than 2^31 elements, got {largest}")
+    pending = _checked_results(lowered)
     kernels: list[KernelCode] = []
     written: list[Result] = []
     while len(kernels) < MOST_KERNELS:
@@ -137,6 +151,23 @@ def generate(lowered: LoweredSubgraph) -> FusionCode:
         written += done.written
         pending = substituted([each for each in pending if each not in ready], done.replaced)
     raise NotFusibleError(f"needs more than {MOST_KERNELS} kernels")
+
+
+def _checked_results(lowered: LoweredSubgraph) -> list[Result]:
+    """The results of a subgraph that is not too large.
+
+    Raises:
+        NotFusibleError: it is.
+    """
+    pending = results_of(lowered)
+    values = reachable([result.tensor for result in pending])
+    if len(values) > MOST_VALUES:
+        raise NotFusibleError(f"computes up to {MOST_VALUES} values in a kernel, got {len(values)}")
+    if (pointers := len(lowered.inputs) + len(pending)) > MOST_POINTERS:
+        raise NotFusibleError(f"takes up to {MOST_POINTERS} arguments, constants and results, got {pointers}")
+    if (largest := max(math.prod(each.shape) for each in values)) >= INDEX_LIMIT:
+        raise NotFusibleError(f"indexes fewer than 2^31 elements, got {largest}")
+    return pending
 
 
 def _next(name: str, results: Sequence[Result], layout: str, number: int) -> KernelCode | WorkspaceCut:

@@ -184,38 +184,54 @@ def main() -> None:
     options = parser.parse_args()
     compile_package(Path(convoy.__file__).parent)
     recorder: Recorder | None = None
-    times = [float(word) for word in options.times.split(",") if word]
     for net in options.nets.split(","):
         case = (net, options.batch, options.dtype, options.device)
         rounds = [three_starts(*case) for _ in range(options.rounds)]
-        recorder = recorder or Recorder(
-            "first-answer",
-            device=rounds[0]["first"]["device"],
-            versions=rounds[0]["first"]["versions"],
-            protocol=f"a fresh process each, {os.cpu_count()} cores",
-            folder=options.folder,
-            machine={"host": host()},
-        )
-        about: dict[str, Any] = {
-            "subject": net, "provider": "convoy", "batch": options.batch, "dtype": options.dtype, "processes": "own",
-        }  # fmt: skip
-        used = sum(found["stored"]["stored"] for found in rounds)
-        started = f"the stored plan was used in {used} of {len(rounds)} rounds"
-        load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-        note = "; ".join(filter(None, (options.note, load, started)))
-        for metric, figures in figures_of(rounds).items():
-            recorder.add(**about, metric=metric, unit="s", note=note, **figures)
-            print(f"{net:20} {metric:12} {figures['p50']:8.2f} s   {note}", flush=True)
-        for time_s in times:
-            for training in (False, True) if options.training else (False,):
-                with tempfile.TemporaryDirectory() as folder:
-                    found = measured(*case, Path(folder), time_s=time_s, training=training)
-                ratio = found["call_s"] / time_s
-                metric = f"{'training_' if training else ''}overrun_{time_s:g}s"
-                recorder.add(**about, metric=metric, unit="1", p50=ratio, note=note)
-                print(f"{net:20} {metric:22} {ratio:6.2f}   {note}", flush=True)
+        recorder = recorder or recorder_for(rounds[0]["first"], options.folder)
+        add_net(recorder, case, rounds, options)
+        recorder.write()  # a run that is cut short keeps the nets before
     assert recorder is not None
-    print(recorder.write())
+    print(recorder.path)
+
+
+def recorder_for(found: dict[str, Any], folder: Path | None) -> Recorder:
+    """The recorder of a run, from what its first process printed."""
+    return Recorder(
+        "first-answer",
+        device=found["device"],
+        versions=found["versions"],
+        protocol=f"a fresh process each, {os.cpu_count()} cores",
+        folder=folder,
+        machine={"host": host()},
+    )
+
+
+def add_net(
+    recorder: Recorder,
+    case: tuple[str, int, str, str],
+    rounds: Sequence[dict[str, dict[str, Any]]],
+    options: argparse.Namespace,
+) -> None:
+    """Record and print a net's figures; with `--times`, measure its overruns."""
+    net, batch, dtype, _ = case
+    about: dict[str, Any] = {
+        "subject": net, "provider": "convoy", "batch": batch, "dtype": dtype, "processes": "own",
+    }  # fmt: skip
+    used = sum(found["stored"]["stored"] for found in rounds)
+    started = f"the stored plan was used in {used} of {len(rounds)} rounds"
+    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    note = "; ".join(filter(None, (options.note, load, started)))
+    for metric, figures in figures_of(rounds).items():
+        recorder.add(**about, metric=metric, unit="s", note=note, **figures)
+        print(f"{net:20} {metric:12} {figures['p50']:8.2f} s   {note}", flush=True)
+    for time_s in (float(word) for word in options.times.split(",") if word):
+        for training in (False, True) if options.training else (False,):
+            with tempfile.TemporaryDirectory() as folder:
+                found = measured(*case, Path(folder), time_s=time_s, training=training)
+            ratio = found["call_s"] / time_s
+            metric = f"{'training_' if training else ''}overrun_{time_s:g}s"
+            recorder.add(**about, metric=metric, unit="1", p50=ratio, note=note)
+            print(f"{net:20} {metric:22} {ratio:6.2f}   {note}", flush=True)
 
 
 if __name__ == "__main__":

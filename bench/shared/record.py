@@ -146,11 +146,12 @@ class Recorder:
         self.folder.mkdir(parents=True, exist_ok=True)
         measured = {setting(row) for row in self.rows}
         kept = [row for row in _read(self.path) if setting(row) not in measured]
-        with self.path.open("w", newline="", encoding="utf-8") as file:
+        written = self.path.with_suffix(".csv.new")  # a run that is cut short here leaves the older file
+        with written.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
             writer.writeheader()
             writer.writerows([*kept, *self.rows])
-        return self.path
+        return written.replace(self.path)
 
 
 def origin(manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 from bench.tuning.versions import CACHES
+
+FOUND = {"stored": True, "device": "a CPU", "versions": "torch=2.13.0"}
+"""What a process prints besides its figures."""
 
 
 @pytest.fixture
@@ -58,3 +62,25 @@ def test_the_table_has_a_column_for_each_start(script: Any) -> None:
         heads, "|---|---|---|---|---|---|",
         "| resnet18 | 1 | 5.00 | 4.00 | 3.00 | 1.01 |", "| resnet50 fp16 | 1 | 9.00 | 8.00 | 7.00 |  |",
     ]  # fmt: skip
+
+
+def test_a_run_that_is_cut_short_keeps_the_nets_before(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def starts(net: str, *_: Any) -> dict[str, dict[str, Any]]:
+        if net == "third":
+            raise KeyboardInterrupt
+        return {start: {**FOUND, "first_s": len(net), "cpu_s": 1.0} for start in script.STARTS}
+
+    monkeypatch.setattr(script, "three_starts", starts)
+    monkeypatch.setattr(script, "compile_package", lambda folder: None)
+    monkeypatch.setattr(
+        script.sys, "argv", ["", "--nets", "one,second,third", "--rounds", "1", "--folder", str(tmp_path)]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        script.main()
+    (file,) = tmp_path.iterdir()
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    firsts = [(row["subject"], row["p50"]) for row in rows if row["metric"] == "first_s"]
+    assert firsts == [("one", "3"), ("second", "6")]
+    assert len(rows) == 2 * 2 * len(script.STARTS)

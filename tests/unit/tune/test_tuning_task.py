@@ -116,6 +116,17 @@ def test_where_there_is_no_cost_model_the_baseline_says_that_a_problem_is_known(
     assert task.is_known()
 
 
+def test_without_a_row_of_the_baseline_no_cost_model_is_asked():
+    """A first answer asks this of thousands of problems, and a cost model may take a millisecond."""
+    asked = []
+    engines = [Fake("aten"), Fake("a", estimate=lambda k: asked.append(k) or 1.0)]
+    task = TuningTask(SearchSpace(PROBLEM, engines, TARGET))
+    assert not task.is_known()
+    task.take_known([row("a")])
+    assert not task.is_known()
+    assert not asked
+
+
 def test_the_only_candidate_gets_all_samples_at_once():
     task = TuningTask(SearchSpace(PROBLEM, [Fake("aten")], TARGET))
     request = task.first_look(PROTOCOL, Effort.QUICK)

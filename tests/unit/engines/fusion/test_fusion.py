@@ -14,7 +14,7 @@ import torch
 from convoy.engines.fusion.emitter import Emitter
 from convoy.engines.fusion.fusion import ENGINE
 from convoy.engines.fusion.index_math import Var, number, variable
-from convoy.engines.fusion.kernel_code import code_of
+from convoy.engines.fusion.kernel_code import code_of, workspace_of
 from convoy.engines.hopper.nvrtc_kernel import absence
 from convoy.measurement.accuracy import check, make_data, oracle
 from convoy.measurement.data import in_layout, result_specs
@@ -68,6 +68,22 @@ def test_a_random_subgraph_is_right(kernels, seed):
     problem = kernels[0][len(CASES) + seed]
     verdict = judged(kernels[1], problem, len(CASES) + seed)
     assert verdict.ok, f"{verdict.reason}\n{problem.text}{code_for(problem).text}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_workspace_is_that_of_the_code(name):
+    problem = CASES[name]
+    assert workspace_of(problem.text, problem.layout) == code_of(problem.text, problem.layout).workspace_bytes
+
+
+@pytest.mark.parametrize("name", ["cat, norm", "gate, nchw", "max pooling"])
+def test_a_subgraph_that_is_asked_about_needs_no_code(monkeypatch, name):
+    """Of a net's subgraphs most are built by other engines, or belong to a layer."""
+    monkeypatch.setattr("convoy.engines.fusion.kernel_code.code_of", None)
+    problem = CASES[name]
+    workspace_of.cache_clear()
+    assert ENGINE.accepts(problem, H100)
+    assert ENGINE.workspace_bytes(problem, Knobs()) == 0
 
 
 @needs_compiler

@@ -1,4 +1,4 @@
-"""How soon does a package answer, and does it leak? Question `package`, on a CPU, each figure in a fresh process.
+"""How soon does a package answer, and does it leak? Question `package`, each figure in a fresh process.
 
 - `open_s`: seconds from `convoy.open` to the first answer, with torch imported; importing convoy counts.
 - `open_cpu_s`: the processor time of the same, which a busy machine disturbs less.
@@ -8,9 +8,10 @@
   `convoy.open`, and of libconvoy.
 - `package_bytes`: size of the file.
 
-    python bench/package.py [--nets resnet18,mobilenet_v2,resnet50] [--rounds 5] [--cycles 1000]
+    python bench/package.py [--device cpu] [--nets resnet18,mobilenet_v2,resnet50] [--rounds 5] [--cycles 1000]
 
-Packages are exported with `portable=True` at effort `none`, so that the C runtime can run them.
+Packages are exported with `portable=True`, so that the C runtime can run them: on a CPU at effort `none`, on a GPU tuned for 30
+seconds.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ start, before = time.perf_counter(), cpu()
 import convoy
 net = convoy.open(path, trust=True)
 y = net(*net.example_inputs())
+if net.device.type == "cuda":
+    torch.cuda.synchronize()
 print(json.dumps({"open_s": time.perf_counter() - start, "open_cpu_s": cpu() - before}))
 """
 """A fresh process that opens a package and runs it once; prints one line of JSON."""
@@ -114,20 +117,20 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"p50": ordered[len(ordered) // 2], "p20": ordered[0], "p80": ordered[-1]}
 
 
-def exported(net: str, folder: Path) -> Path:
+def exported(net: str, folder: Path, device: str) -> Path:
     """A portable package of a net with random weights."""
     import convoy
     from convoy.zoo import example_args, load_model
 
-    model = load_model(net)
-    settings = convoy.Settings(effort="none")
-    args = example_args(model)
+    model = load_model(net).to(device)
+    settings = convoy.Settings(effort="none") if device == "cpu" else convoy.Settings(time_s=30)
+    args = tuple(x.to(device) for x in example_args(model))
     return convoy.export(model, folder / f"{net}.convoy", args, portable=True, settings=settings, name=net)
 
 
-def measure(net: str, program: Path, folder: Path, rounds: int, cycles: int, recorder: Recorder) -> None:
-    """All figures of one net."""
-    package = exported(net, folder)
+def measure(net: str, program: Path, folder: Path, device: str, counts: tuple[int, int], recorder: Recorder) -> None:
+    """All figures of one net; `counts`: rounds and cycles."""
+    package, (rounds, cycles) = exported(net, folder, device), counts
     note = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     opened = [told(OPEN, package) for _ in range(rounds)]
     ran = [runtime_times(program, package) for _ in range(rounds)]
@@ -179,12 +182,13 @@ def main() -> None:
     parser.add_argument("--nets", default="resnet18,mobilenet_v2,resnet50")
     parser.add_argument("--rounds", type=int, default=5, help="fresh processes for each figure")
     parser.add_argument("--cycles", type=int, default=1000, help="openings for the growth of the memory")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     from convoy.compare.runs.manifest import host
     from convoy.measurement import detect_target
 
-    target = detect_target("cpu")
+    target = detect_target(options.device)
     recorder = Recorder(
         "package",
         device=target.name,
@@ -196,7 +200,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         program = built_classifier(Path(folder))
         for net in options.nets.split(","):
-            measure(net, program, Path(folder), options.rounds, options.cycles, recorder)
+            measure(net, program, Path(folder), options.device, (options.rounds, options.cycles), recorder)
     print(recorder.write())
 
 

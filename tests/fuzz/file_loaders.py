@@ -669,6 +669,18 @@ def package() -> Loader:
 
 
 @loader
+def recorded_graph() -> Loader:
+    """Programs of packages for a GPU."""
+    from convoy.package.cuda.graph_file import graph_bytes, read_graph
+    from tests.unit.package.cuda.recorded import launches
+
+    def load(path: Path) -> object:
+        return read_graph(memoryview(path.read_bytes()), path.name, 2)
+
+    return Loader("recorded_graph", ".json", load, [graph_bytes(launches("t0"))])
+
+
+@loader
 def package_members() -> Loader:
     """`convoy run net.convoy`: a sound archive, with right sums, of damaged members."""
     import hashlib

@@ -21,9 +21,10 @@ class TritonPythonModel:
         """Open the package that lies beside this file, and run it once.
 
         Args:
-            args: of the backend; unused.
+            args: of the backend: of an instance on a GPU, the GPU's index.
         """
-        del args
+        if args.get("model_instance_kind") == "GPU":
+            torch.cuda.set_device(int(args["model_instance_device_id"]))
         import triton_python_backend_utils as backend  # pyright: ignore[reportMissingImports]
 
         self.backend: Any = backend
@@ -53,7 +54,7 @@ class TritonPythonModel:
         found = self.backend.get_input_tensor_by_name(request, name)
         if found is None:
             raise ValueError(f"input {name} is missing")
-        return from_dlpack(found.to_dlpack())
+        return from_dlpack(found.to_dlpack()).to(self.net.device)
 
     def answered(self, requests: list[list[torch.Tensor]]) -> list[Any]:
         """Responses to requests of equal shapes."""

@@ -16,6 +16,8 @@ from typing import Final
 
 from convoy.errors import InputError
 from convoy.package.archive import read_archive
+from convoy.package.cuda.graph_file import read_graph
+from convoy.package.cuda.recorded_graph import RecordedGraph
 from convoy.package.manifest import check_sums, read_manifest
 from convoy.package.program_file import PackedProgram, PackedTensor, read_program
 from convoy.package.samples import batch_sizes
@@ -57,7 +59,7 @@ def write_triton_repository(package: str | Path, folder: str | Path) -> Path:
     """
     source, repository = Path(package), Path(folder)
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", source.stem)
-    programs = _programs(source)
+    programs, device = _programs(source)
     target = repository / name
     if target.exists():
         raise InputError(
@@ -67,7 +69,7 @@ def write_triton_repository(package: str | Path, folder: str | Path) -> Path:
     try:
         version = building / "1"
         version.mkdir(parents=True)
-        (building / "config.pbtxt").write_text(config_text(name, programs), encoding="utf-8")
+        (building / "config.pbtxt").write_text(config_text(name, programs, device), encoding="utf-8")
         shutil.copyfile(MODEL, version / "model.py")
         shutil.copyfile(source, version / f"{name}.convoy")
         building.replace(target)
@@ -78,21 +80,25 @@ def write_triton_repository(package: str | Path, folder: str | Path) -> Path:
     return target
 
 
-def _programs(package: Path) -> list[PackedProgram]:
+def _programs(package: Path) -> tuple[list[PackedProgram] | list[RecordedGraph], str]:
+    """The programs of a package, and the device that they are for."""
     archive = read_archive(package)
     manifest = read_manifest(archive)
     check_sums(archive, manifest)
     kernels = len(manifest.kernels)
-    names = [members.program for members in manifest.programs]
-    return [read_program(archive.view(name), f"{name} of {archive.path}", kernels) for name in names]
+    parts = [(archive.view(one.program), f"{one.program} of {archive.path}") for one in manifest.programs]
+    if manifest.cuda is not None:
+        return [read_graph(content, where, kernels) for content, where in parts], "cuda"
+    return [read_program(content, where, kernels) for content, where in parts], "cpu"
 
 
-def config_text(name: str, programs: Sequence[PackedProgram]) -> str:
+def config_text(name: str, programs: Sequence[PackedProgram | RecordedGraph], device: str = "cpu") -> str:
     """The model's configuration, as text of Triton's `ModelConfig`.
 
     Args:
         name: of the model.
         programs: of the package; a package that has no batches gets `max_batch_size: 0`, and no dynamic batcher.
+        device: `cpu`, or `cuda`: Triton makes an instance for each GPU that it has.
     """
     sizes = batch_sizes(programs)
     lines = [f'name: "{name}"', 'backend: "python"', f"max_batch_size: {sizes[-1] if sizes else 0}"]
@@ -105,7 +111,8 @@ def config_text(name: str, programs: Sequence[PackedProgram]) -> str:
             f"dynamic_batching {{\n  preferred_batch_size: [ {preferred} ]\n"
             f"  max_queue_delay_microseconds: {QUEUE_DELAY_US}\n}}"
         )
-    lines.append("instance_group [\n  { kind: KIND_CPU, count: 1 }\n]")
+    kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"
+    lines.append(f"instance_group [\n  {{ kind: {kind}, count: 1 }}\n]")
     return "\n".join(lines) + "\n"
 
 

@@ -23,6 +23,7 @@ from convoy.engines.compilers import host_compiler
 from convoy.package import archive as archives
 from convoy.package import bind_package, kernels, opening
 from convoy.package.archive import read_archive, write_archive
+from convoy.package.manifest import CudaNeeds
 from convoy.package.runtime_library import SOURCES
 from tests.unit.package import libconvoy as codes
 from tests.unit.package.conftest import X
@@ -126,16 +127,15 @@ def test_without_a_compiler_only_trusted_code_runs(portable: Path, monkeypatch: 
     assert torch.equal(convoy.open(portable, trust=True)(X), expected)
 
 
-def test_a_package_is_no_gpu_package(portable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_for_a_gpu_says_why_it_cannot_run(portable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = opening.read_manifest
 
     def on_gpu(archive: Any) -> Any:
-        found = real(archive)
-        return dataclasses.replace(found, target=dataclasses.replace(found.target, device="cuda"))
+        return dataclasses.replace(real(archive), cuda=CudaNeeds(capability=10, driver=13000))
 
     monkeypatch.setattr(opening, "read_manifest", on_gpu)
-    with pytest.raises(convoy.PackageError, match="GPU packages"):
-        convoy.open(portable)
+    with pytest.raises(convoy.PackageError, match="a GPU for which it was made, but"):
+        convoy.open(portable, trust=True)
 
 
 def test_a_full_disk_leaves_the_old_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

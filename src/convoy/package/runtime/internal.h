@@ -64,6 +64,7 @@ HIDDEN void json_free(json_memory *memory);
 HIDDEN void *json_take(json_memory **memory, size_t count, size_t size); /* zeroed; lives as long as the tree; NULL if there is none */
 HIDDEN const json *json_get(const json *object, const char *key, json_kind kind); /* NULL if there is none of this kind */
 HIDDEN bool json_count(const json *object, const char *key, int64_t most, int64_t *value);
+HIDDEN bool json_item(const json *list, size_t index, int64_t least, int64_t most, int64_t *value); /* an integer of a list, by its place */
 
 /* --- program.c: a program, ready to run --------------------------------------------------------------------------------- */
 
@@ -104,12 +105,14 @@ typedef struct {
     final_copy *copies;
     size_t copy_count;
     size_t arena_bytes, workspace_bytes, threads;
-    json_memory *memory; /* holds everything above */
+    struct cuda_graph *graph; /* of a package for a GPU; the members from `slots` on are of one for a CPU */
+    json_memory *memory;      /* holds everything above */
 } program;
 
 typedef struct {
     const char *name;
     const void *data;
+    size_t size;
 } weight;
 
 typedef struct {
@@ -121,6 +124,8 @@ typedef struct {
 } parts;
 
 HIDDEN convoy_status program_load(program *p, const parts *from, const char *member_name);
+HIDDEN convoy_tensor_info *read_tensors(program *p, const json *list, size_t *count); /* inputs or outputs; NULL if one is wrong */
+HIDDEN const weight *find_weight(const parts *from, const char *name);
 
 /* --- package.c: manifest, sums, weights and library ---------------------------------------------------------------------- */
 
@@ -140,5 +145,21 @@ typedef struct {
 
 HIDDEN convoy_status package_open(package *p, const char *path, unsigned flags);
 HIDDEN void package_close(package *p);
+
+/* --- cuda_device.c, cuda_graph.c: packages for a GPU ----------------------------------------------------------------------- */
+
+typedef struct cuda_device cuda_device;
+
+/* Open the driver, take the device's primary context and load the package's kernels. Close it in any case. */
+HIDDEN convoy_status cuda_open(cuda_device **device, const package *p, const char *path);
+HIDDEN void cuda_close(cuda_device *device);
+
+/* Read a program, give it memory, and make its graph. `cuda_graph_close` frees it, also after a failure. */
+HIDDEN convoy_status cuda_graph_load(program *p, cuda_device *device, const parts *from, const char *member_name);
+HIDDEN void cuda_graph_close(program *p, cuda_device *device);
+
+/* Copy inputs, launch, copy outputs. With `stream_given` the tensors lie on the device, and the work is only queued on `stream`. */
+HIDDEN convoy_status cuda_graph_run(const program *p, cuda_device *device, const convoy_tensor *inputs, const convoy_tensor *outputs,
+                                    bool stream_given, void *stream);
 
 #endif

@@ -25,7 +25,8 @@ struct convoy_net {
     package package;
     program *programs;
     size_t program_count, memory_bytes, slot_count;
-    pthread_mutex_t lock; /* of what follows */
+    cuda_device *device;  /* NULL: a net on a CPU */
+    pthread_mutex_t lock; /* of what follows; on a GPU, of a run */
     block *blocks;
     int64_t threads;
 };
@@ -52,7 +53,8 @@ static convoy_status load_programs(convoy_net *net, const char *path) {
     for (const json *one = list->first; one; one = one->next) {
         const json *name = json_get(one, "program", JSON_TEXT);
         program *made = net->programs + net->program_count++;
-        convoy_status status = program_load(made, &from, name ? name->text : "");
+        const char *member_name = name ? name->text : "";
+        convoy_status status = net->device ? cuda_graph_load(made, net->device, &from, member_name) : program_load(made, &from, member_name);
         if (status) return status;
         size_t arena = (made->arena_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         made->arena_bytes = arena;
@@ -70,6 +72,7 @@ EXPORTED convoy_status convoy_open(const char *path, unsigned flags, convoy_net 
     if (!made) return fail(CONVOY_OUT_OF_MEMORY, "%s: no memory", path);
     pthread_mutex_init(&made->lock, NULL);
     convoy_status status = package_open(&made->package, path, flags);
+    if (!status && json_get(made->package.manifest, "cuda", JSON_OBJECT)) status = cuda_open(&made->device, &made->package, path);
     if (!status) status = load_programs(made, path);
     if (status)
         convoy_close(made);
@@ -91,12 +94,18 @@ EXPORTED void convoy_close(convoy_net *net) {
         next = one->next;
         free_block(net, one);
     }
-    for (size_t i = 0; i < net->program_count; i++) json_free(net->programs[i].memory);
+    for (size_t i = 0; i < net->program_count; i++) {
+        if (net->device) cuda_graph_close(net->programs + i, net->device);
+        json_free(net->programs[i].memory);
+    }
     free(net->programs);
+    cuda_close(net->device);
     package_close(&net->package);
     pthread_mutex_destroy(&net->lock);
     free(net);
 }
+
+EXPORTED convoy_device convoy_net_device(const convoy_net *net) { return net && net->device ? CONVOY_GPU : CONVOY_CPU; }
 
 EXPORTED convoy_status convoy_set_threads(convoy_net *net, int32_t threads) {
     if (!net || threads < 0 || threads > 256) return fail(CONVOY_INVALID_ARGUMENT, "convoy_set_threads: expected 0 to 256 threads, got %d", threads);
@@ -219,13 +228,20 @@ static void return_block(convoy_net *net, block *one) {
     pthread_mutex_unlock(&net->lock);
 }
 
-EXPORTED convoy_status convoy_run(convoy_net *net, const convoy_tensor *inputs, size_t input_count, const convoy_tensor *outputs,
-                                  size_t output_count) {
-    if (!net || (!inputs && input_count) || (!outputs && output_count)) return fail(CONVOY_INVALID_ARGUMENT, "convoy_run: a pointer is NULL");
+/* The program that fits a call; NULL, and a status, if none does. */
+static const program *checked_program(const convoy_net *net, const convoy_tensor *inputs, size_t input_count, const convoy_tensor *outputs,
+                                      size_t output_count, convoy_status *status) {
+    if (!net || (!inputs && input_count) || (!outputs && output_count)) {
+        *status = fail(CONVOY_INVALID_ARGUMENT, "convoy_run: a pointer is NULL");
+        return NULL;
+    }
     const program *p = program_for(net, inputs, input_count);
-    convoy_status status = check_tensors("input", inputs, input_count, p->inputs, p->input_count);
-    if (!status) status = check_tensors("output", outputs, output_count, p->outputs, p->output_count);
-    if (status) return status;
+    *status = check_tensors("input", inputs, input_count, p->inputs, p->input_count);
+    if (!*status) *status = check_tensors("output", outputs, output_count, p->outputs, p->output_count);
+    return *status ? NULL : p;
+}
+
+static convoy_status run_on_cpu(convoy_net *net, const program *p, const convoy_tensor *inputs, const convoy_tensor *outputs) {
     block *mine = take_block(net, p->threads);
     if (!mine) return fail(CONVOY_OUT_OF_MEMORY, "convoy_run: no memory for %zu bytes of inner values", net->memory_bytes);
     for (size_t i = 0; i < p->slot_count; i++) {
@@ -238,4 +254,29 @@ EXPORTED convoy_status convoy_run(convoy_net *net, const convoy_tensor *inputs, 
         memcpy(outputs[p->copies[i].output].data, mine->slots[p->copies[i].slot], p->outputs[p->copies[i].output].size_bytes);
     return_block(net, mine);
     return CONVOY_OK;
+}
+
+static convoy_status run_on_gpu(convoy_net *net, const program *p, const convoy_tensor *inputs, const convoy_tensor *outputs,
+                                bool stream_given, void *stream) {
+    pthread_mutex_lock(&net->lock);
+    convoy_status status = cuda_graph_run(p, net->device, inputs, outputs, stream_given, stream);
+    pthread_mutex_unlock(&net->lock);
+    return status;
+}
+
+EXPORTED convoy_status convoy_run(convoy_net *net, const convoy_tensor *inputs, size_t input_count, const convoy_tensor *outputs,
+                                  size_t output_count) {
+    convoy_status status;
+    const program *p = checked_program(net, inputs, input_count, outputs, output_count, &status);
+    if (!p) return status;
+    return net->device ? run_on_gpu(net, p, inputs, outputs, false, NULL) : run_on_cpu(net, p, inputs, outputs);
+}
+
+EXPORTED convoy_status convoy_run_on_stream(convoy_net *net, const convoy_tensor *inputs, size_t input_count, const convoy_tensor *outputs,
+                                            size_t output_count, void *stream) {
+    convoy_status status;
+    const program *p = checked_program(net, inputs, input_count, outputs, output_count, &status);
+    if (!p) return status;
+    if (!net->device) return fail(CONVOY_INVALID_ARGUMENT, "convoy_run_on_stream: the net runs on a CPU: call convoy_run");
+    return run_on_gpu(net, p, inputs, outputs, true, stream);
 }

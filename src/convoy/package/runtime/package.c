@@ -109,7 +109,7 @@ static convoy_status read_weights(package *p, const char *path) {
         if (!begin || begin->kind != JSON_INTEGER || begin->next->kind != JSON_INTEGER) return damaged(path, "a weight has no place");
         int64_t first = begin->integer, last = begin->next->integer;
         if (first < 0 || last < first || (uint64_t)last > size) return damaged(path, "a weight lies outside");
-        p->weights[p->weight_count++] = (weight){one->key, file->data + start + first};
+        p->weights[p->weight_count++] = (weight){one->key, file->data + start + first, (size_t)(last - first)};
     }
     qsort(p->weights, p->weight_count, sizeof *p->weights, by_name);
     return CONVOY_OK;
@@ -175,6 +175,7 @@ convoy_status package_open(package *p, const char *path, unsigned flags) {
         return fail(CONVOY_NOT_PORTABLE, "%s: some of its steps need Python: export it with --portable", path);
     if (!(flags & CONVOY_TRUST))
         return fail(CONVOY_NOT_TRUSTED, "%s: it holds compiled code: pass CONVOY_TRUST if you trust the person who made it", path);
+    if (json_get(p->manifest, "cuda", JSON_OBJECT)) return read_weights(p, path);
     if ((status = load_library(p, path)) || (status = find_kernels(p, path))) return status;
     return read_weights(p, path);
 }

@@ -15,8 +15,7 @@ typedef struct {
     const parts *from;
 } loader;
 
-/* An integer of a list, by its place. */
-static bool item(const json *list, size_t index, int64_t least, int64_t most, int64_t *value) {
+bool json_item(const json *list, size_t index, int64_t least, int64_t most, int64_t *value) {
     if (!list || list->kind != JSON_LIST) return false;
     const json *one = list->first;
     while (one && index--) one = one->next;
@@ -25,11 +24,11 @@ static bool item(const json *list, size_t index, int64_t least, int64_t most, in
     return true;
 }
 
-static bool read_tensor(loader *l, const json *data, convoy_tensor_info *info) {
+static bool read_tensor(program *p, const json *data, convoy_tensor_info *info) {
     const json *name = json_get(data, "name", JSON_TEXT), *dtype = json_get(data, "dtype", JSON_TEXT);
     const json *shape = json_get(data, "shape", JSON_LIST), *layout = json_get(data, "layout", JSON_TEXT);
     if (!name || !dtype || !shape || !layout || shape->count > 16) return false;
-    int64_t *sides = json_take(&l->p->memory, shape->count, sizeof *sides);
+    int64_t *sides = json_take(&p->memory, shape->count, sizeof *sides);
     int64_t elements = 1;
     size_t i = 0;
     if (!sides) return false;
@@ -52,11 +51,11 @@ static bool read_tensor(loader *l, const json *data, convoy_tensor_info *info) {
     return true;
 }
 
-static convoy_tensor_info *read_tensors(loader *l, const json *list, size_t *count) {
-    convoy_tensor_info *made = list ? json_take(&l->p->memory, list->count, sizeof *made) : NULL;
+convoy_tensor_info *read_tensors(program *p, const json *list, size_t *count) {
+    convoy_tensor_info *made = list ? json_take(&p->memory, list->count, sizeof *made) : NULL;
     if (!made) return NULL;
     for (const json *one = list->first; one; one = one->next)
-        if (!read_tensor(l, one, made + (*count)++)) return NULL;
+        if (!read_tensor(p, one, made + (*count)++)) return NULL;
     return made;
 }
 
@@ -67,7 +66,7 @@ static bool read_slots(loader *l, const json *list) {
         place *made = p->slots + p->slot_count++;
         int64_t offset, size;
         if (one->kind != JSON_LIST || one->count != 3 || one->first->kind != JSON_TEXT) return false;
-        if (!item(one, 1, 0, MOST_BYTES, &offset) || !item(one, 2, 0, MOST_BYTES, &size)) return false;
+        if (!json_item(one, 1, 0, MOST_BYTES, &offset) || !json_item(one, 2, 0, MOST_BYTES, &size)) return false;
         const char *kind = one->first->text;
         made->offset = (size_t)offset;
         made->size = (size_t)size;
@@ -90,8 +89,8 @@ static bool read_copies(loader *l, const json *list) {
     if (!list || !(p->copies = json_take(&p->memory, list->count, sizeof *p->copies))) return false;
     for (const json *one = list->first; one; one = one->next) {
         int64_t slot, output;
-        if (!item(one, 0, 0, (int64_t)p->slot_count - 1, &slot)) return false;
-        if (!item(one, 1, 0, (int64_t)p->output_count - 1, &output)) return false;
+        if (!json_item(one, 0, 0, (int64_t)p->slot_count - 1, &slot)) return false;
+        if (!json_item(one, 1, 0, (int64_t)p->output_count - 1, &output)) return false;
         if (p->slots[slot].size != p->outputs[output].size_bytes) return false;
         p->copies[p->copy_count++] = (final_copy){(size_t)slot, (size_t)output};
     }
@@ -100,13 +99,18 @@ static bool read_copies(loader *l, const json *list) {
 
 static int by_name(const void *a, const void *b) { return strcmp(((const weight *)a)->name, ((const weight *)b)->name); }
 
+const weight *find_weight(const parts *from, const char *name) {
+    weight wanted = {name, NULL, 0};
+    return bsearch(&wanted, from->weights, from->weight_count, sizeof wanted, by_name);
+}
+
 /* Where a pointer of a launch comes from. */
 static bool read_operand(loader *l, const json *step, const json *data, operand *made) {
     *made = (operand){NULL, -1};
     if (data->kind == JSON_NULL) return true;
     int64_t index;
     if (data->kind != JSON_LIST || data->count != 2 || data->first->kind != JSON_TEXT) return false;
-    if (!item(data, 1, 0, 1 << 20, &index)) return false;
+    if (!json_item(data, 1, 0, 1 << 20, &index)) return false;
     const char *kind = data->first->text;
     if (!strcmp(kind, "workspace")) {
         made->slot = (int64_t)l->p->slot_count;
@@ -116,14 +120,13 @@ static bool read_operand(loader *l, const json *step, const json *data, operand 
         const json *names = json_get(step, "constants", JSON_LIST), *name = names ? names->first : NULL;
         while (name && index--) name = name->next;
         if (!name || name->kind != JSON_TEXT) return false;
-        weight wanted = {name->text, NULL};
-        const weight *found = bsearch(&wanted, l->from->weights, l->from->weight_count, sizeof wanted, by_name);
+        const weight *found = find_weight(l->from, name->text);
         if (found) made->fixed = found->data;
         return found;
     }
     bool is_arg = !strcmp(kind, "arg");
     if (!is_arg && strcmp(kind, "result")) return false;
-    return item(json_get(step, is_arg ? "args" : "results", JSON_LIST), (size_t)index, 0, (int64_t)l->p->slot_count - 1, &made->slot);
+    return json_item(json_get(step, is_arg ? "args" : "results", JSON_LIST), (size_t)index, 0, (int64_t)l->p->slot_count - 1, &made->slot);
 }
 
 static bool read_launch(loader *l, const json *step, const json *data, launch *made) {
@@ -142,7 +145,7 @@ static bool read_launch(loader *l, const json *step, const json *data, launch *m
     }
     *made = (launch){l->from->kernels[number], settings, operands, (int64_t)tensors->count};
     for (const json *one = calls->first; one; one = one->next) {
-        if (!item(one, 0, 0, (int64_t)words->count - 1, &word) || !item(one, 1, 0, most, &number)) return false;
+        if (!json_item(one, 0, 0, (int64_t)words->count - 1, &word) || !json_item(one, 1, 0, most, &number)) return false;
         settings[word] = (int64_t)(intptr_t)l->from->kernels[number];
     }
     i = 0;
@@ -173,8 +176,8 @@ convoy_status program_load(program *p, const parts *from, const char *member_nam
         p->arena_bytes = (size_t)arena;
         p->workspace_bytes = (size_t)workspace;
         p->threads = (size_t)threads;
-        right = (p->inputs = read_tensors(&l, json_get(data, "inputs", JSON_LIST), &p->input_count)) &&
-                (p->outputs = read_tensors(&l, json_get(data, "outputs", JSON_LIST), &p->output_count)) &&
+        right = (p->inputs = read_tensors(p, json_get(data, "inputs", JSON_LIST), &p->input_count)) &&
+                (p->outputs = read_tensors(p, json_get(data, "outputs", JSON_LIST), &p->output_count)) &&
                 read_slots(&l, json_get(data, "slots", JSON_LIST)) && read_copies(&l, json_get(data, "copies", JSON_LIST)) &&
                 read_steps(&l, json_get(data, "steps", JSON_LIST));
     }

@@ -1,0 +1,54 @@
+"""PackagedCudaProgram with a fake CUDA driver and PyTorch's CPU memory, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from convoy.engines.compilers.host_compiler import compiler_support
+from tests.unit.package.cuda.recorded import compiled_fake
+
+CHILD = """
+import ctypes, sys
+import torch
+from convoy.errors import PackageError
+from convoy.package.cuda.cuda_program import KernelFunctions, PackagedCudaProgram
+from tests.unit.package.cuda.recorded import Scaled, W, launches
+
+ctypes.CDLL("libcuda.so.1").fake_cuda_enter()
+KERNELS = [("affine", b"fake cubin"), ("doubled", b"fake cubin")]
+known = {}
+made = [
+    PackagedCudaProgram(launches("w"), KernelFunctions(KERNELS, "net"), {"w": W}, known, torch.device("cpu")) for _ in range(2)
+]
+assert list(known) == ["w"] and made[0]._blocks[3] is made[1]._blocks[3]
+for seed in range(3):
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+    for program in made:
+        (y,) = program([x])
+        assert torch.equal(y, Scaled()(x)), (y, Scaled()(x))
+try:
+    KernelFunctions([("affine", b"another file")], "net.convoy")
+except PackageError as error:
+    assert "net.convoy" in str(error) and "CUDA_ERROR_INVALID_VALUE" in str(error), error
+else:
+    raise AssertionError("a binary that the driver refuses")
+print("right")
+"""
+
+pytest.importorskip("cuda.bindings")
+
+
+@pytest.mark.skipif(not compiler_support(), reason="needs a C compiler")
+def test_it_gives_the_outputs_of_the_module(tmp_path: Path) -> None:
+    folder = str(compiled_fake(tmp_path).parent)
+    path = os.pathsep.join([str(Path.cwd()), *sys.path])
+    environment = {**os.environ, "LD_LIBRARY_PATH": folder, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
+    assert done.stdout.strip() == "right", done.stderr[-3000:]

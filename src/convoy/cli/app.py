@@ -119,6 +119,16 @@ def run() -> int:
         return 1
     except Exception as error:  # everything: the last resort, which shows the traceback
         if not interrupt.was_interrupted():
-            say(f"convoy: internal error: {type(error).__name__}: {error}", err=True)
-            traceback.print_exc()
+            _tell_fault(error)
         return 1
+
+
+def _tell_fault(error: Exception) -> None:
+    from convoy.measurement.failure import is_out_of_memory
+
+    if is_out_of_memory(error):
+        first = str(error).strip().partition("\n")[0] or "no memory is left"
+        say(f"convoy: out of memory: {first}. Take smaller images (--size) or fewer in a call (--batch).", err=True)
+        return
+    say(f"convoy: internal error: {type(error).__name__}: {error}", err=True)
+    traceback.print_exception(error)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from typer.core import TyperCommand, TyperGroup
 
 from convoy.cli.flag_names import CommandLineError, FlagNames, UsageError, value_word
+from convoy.cli.output.files import check_overwrites
 from convoy.cli.output.lines import say
 from convoy.errors import InputError, SelectionError, unknown_name
 
@@ -60,6 +61,11 @@ OTHER: Final = "Options"
 """Heading of options without a group."""
 
 
+def _is_output(parameter: Any) -> bool:
+    """Whether an option names an output; commands with few options have no groups."""
+    return getattr(parameter, "rich_help_panel", None) == OUTPUT or "--out" in parameter.opts
+
+
 class Command(TyperCommand):
     """A command whose help groups its options, by their `rich_help_panel`, as plain text."""
 
@@ -78,12 +84,17 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an error about an argument names the option that gave it."""
+        names = ctx.meta[_NAMES]
+        check_overwrites(
+            {names.of(p): ctx.params.get(p.name) for p in self.params if _is_output(p)},
+            {names.of(p): ctx.params.get(p.name) for p in self.params if not _is_output(p)},
+        )
         try:
             return super().invoke(ctx)
         except InputError as error:
-            raise ctx.meta[_NAMES].renamed(error, ctx.params) from error
+            raise names.renamed(error, ctx.params) from error
         except SelectionError as error:
-            raise SelectionError(ctx.meta[_NAMES].in_text(str(error))) from error
+            raise SelectionError(names.in_text(str(error))) from error
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`MODEL [OPTIONS]`: optional arguments in brackets."""

@@ -19,7 +19,7 @@ from convoy.perfdb import sql
 from convoy.perfdb.damaged_tables import readable_rows
 from convoy.perfdb.faults import FILE_ERRORS, DamagedFileError, ForeignFileError, is_damage
 from convoy.perfdb.record import ColumnValue
-from convoy.perfdb.sqlite_header import HEADER_BYTES, SqliteHeader, read_header
+from convoy.perfdb.sqlite_header import HEADER_BYTES, MAGIC, SqliteHeader, read_header
 from convoy.perfdb.stored import verified_pair, verified_record
 from convoy.untrusted import escape_controls, read_at_most
 
@@ -96,6 +96,17 @@ def _check_header(path: Path) -> None:
     # Checked before SQLite opens the file, because opening it may change files.
     if header.application_id == sql.APPLICATION_ID and header.schema_version > sql.SCHEMA_VERSION:
         raise ForeignFileError(_newer(header.schema_version))
+
+
+def was_database(path: Path) -> bool:
+    """Whether a file is a database, or what damage may have left of one: empty, SQLite's first bytes, a log, or readable rows."""
+    if path.stat().st_size == 0 or _beside(path, "-wal").exists():
+        return True
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) == MAGIC:
+            return True
+    found = _readable_contents(path)
+    return bool(found.records or found.texts or found.targets or found.plans)
 
 
 def _check_writable(path: Path) -> None:

@@ -19,7 +19,7 @@ from convoy.errors import DatabaseError
 from convoy.perfdb import sql
 from convoy.perfdb.faults import FILE_ERRORS, FileReplacedError, ForeignFileError, is_damage, is_unwritable
 from convoy.perfdb.location import on_shared_file_system
-from convoy.perfdb.repair import FileContents, open_sound, read_contents, replace_damaged
+from convoy.perfdb.repair import FileContents, open_sound, read_contents, replace_damaged, was_database
 from convoy.untrusted import escape_controls
 
 T = TypeVar("T")
@@ -136,6 +136,7 @@ class DatabaseFile:
     def _open(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _check_not_foreign(path)
             with sql.exclusive(_lock_path(path), self._timeout_s):
                 try:
                     self._connection = self._sound(path, self._timeout_s)
@@ -220,6 +221,18 @@ class DatabaseFile:
 
 def _lock_path(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
+
+
+def _check_not_foreign(path: Path) -> None:
+    """Refuse to move a file aside that Convoy never wrote, such as weights that were given as `--db` by mistake.
+
+    A path that Convoy has used has a lock file, which stays there.
+
+    Raises:
+        ForeignFileError: it is no database, and was none.
+    """
+    if path.is_file() and not _lock_path(path).exists() and not was_database(path):
+        raise ForeignFileError("it is no database")
 
 
 def _identity(path: Path) -> tuple[int, int]:

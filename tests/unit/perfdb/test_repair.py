@@ -109,6 +109,7 @@ def test_flipped_bits_anywhere(tmp_path: Path, whole: bytes) -> None:
 @pytest.mark.parametrize("kept", [0, 1, 99, 100, 511, 512, 4096, 5000, 0.3, 0.7, 0.95, 1.0])
 def test_a_truncated_file(tmp_path: Path, whole: bytes, kept: float) -> None:
     path = tmp_path / "perf.db"
+    path.with_name("perf.db.lock").touch()
     length = round(kept * len(whole)) if isinstance(kept, float) else kept
     path.write_bytes(whole[:length])
     found, warnings = opened(path)
@@ -125,11 +126,25 @@ def test_a_truncated_file(tmp_path: Path, whole: bytes, kept: float) -> None:
 @pytest.mark.parametrize("content", [b"\0" * 8192, b"problem,engine\n", b"SQLite format 3\0", bytes(range(256)) * 64])
 def test_not_a_database(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "perf.db"
+    path.with_name("perf.db.lock").touch()
     path.write_bytes(content)
     found, warnings = opened(path)
     assert found == []
     assert len(warnings) == 1
     assert bad_files(path)[0].read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"problem,engine\n", bytes(range(256)) * 64])
+def test_a_file_that_convoy_never_wrote_stays_where_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "net.safetensors"
+    path.write_bytes(content)
+    for _ in range(2):
+        found, warnings = opened(path)
+        assert found == []
+        assert len(warnings) == 1
+        assert "it is no database" in warnings[0]
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_empty_file_beside_a_log_gives_the_logs_rows(tmp_path: Path) -> None:
@@ -186,6 +201,7 @@ def test_a_dropped_table_is_damage(tmp_path: Path, whole: bytes) -> None:
 
 def test_two_bad_files_in_one_second_have_two_names(tmp_path: Path) -> None:
     path = tmp_path / "perf.db"
+    path.with_name("perf.db.lock").touch()
     for content in (b"first", b"second", b"third"):
         path.write_bytes(content)
         assert len(opened(path)[1]) == 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from convoy.cli.output.lines import say
 from convoy.errors import InputError
@@ -45,3 +45,30 @@ def check_outputs(outputs: Mapping[str, Path | None]) -> None:
             other = seen.setdefault(path.resolve(), argument)
             if other != argument:
                 raise InputError(argument, str(path), f"another file than {other} names")
+
+
+def check_overwrites(outputs: Mapping[str, object], inputs: Mapping[str, object]) -> None:
+    """Refuse an output that would replace a file that the same command reads, such as the model's source.
+
+    Args:
+        outputs: values of the options that name outputs, by the options' names; what is no path does not count.
+        inputs: values of all other options and arguments. Weights may be replaced by the weights that were trained from them.
+    """
+    read = {path: name for name, value in inputs.items() if name != "--weights" for path in _paths_in(value)}
+    for name, value in outputs.items():
+        other = read.get(value.resolve()) if isinstance(value, Path) else None
+        if other is not None:
+            raise InputError(name, str(value), f"another file than {other} names")
+
+
+def _paths_in(value: object) -> Iterator[Path]:
+    """The paths that an option's value names: paths, words that are files, and the file of `FILE.py:FACTORY`."""
+    if isinstance(value, Path):
+        yield value.resolve()
+    elif isinstance(value, str):
+        for word in (value, value.rpartition(":")[0]):
+            if os.path.isfile(word):  # noqa: PTH113 - `Path.is_file` raises OSError for a word that is too long for a name
+                yield Path(word).resolve()
+    elif isinstance(value, (list, tuple)):
+        for item in cast("Sequence[object]", value):
+            yield from _paths_in(item)

@@ -6,8 +6,8 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from bench.layers.layer_data import layer_of
 from bench.layers.layer_floor import floor
 from bench.shared.rows import Row
 
@@ -71,10 +71,7 @@ def _layers(path: Path, dtype: str, numerics: str, batch: int, direction: str) -
     for row in every:
         if direction == "dgrad" and int(row["c"]) == IMAGE_CHANNELS:
             continue
-        sizes: dict[str, Any] = {name: int(value) for name, value in row.items() if name != "count"} | {"n": batch}
-        types: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
-        problem = ConvProblem(**sizes, **types, layout="nhwc", numerics=numerics, direction=direction)
-        found[problem.key] = int(row["count"])
+        found[layer_of(row, batch, dtype, numerics, direction).key] = int(row["count"])
     return found
 
 

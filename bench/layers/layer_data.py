@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from bench.layers.make_layers import COLUMNS as SIZES
+from bench.layers.make_layers import VOLUME_COLUMNS
 from torch.nn import functional
 
 from convoy.engines.base import Buffers, Executable
-from convoy.problem import ConvProblem, LinearProblem
+from convoy.engines.support_checks import torch_sizes
+from convoy.problem import Conv3dProblem, ConvProblem, LinearProblem
 
 FOLDER = Path(__file__).parent
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
-Layer = ConvProblem | LinearProblem
+Layer = ConvProblem | Conv3dProblem | LinearProblem
 
 RUN_HELP = """A RUN is DTYPE:NUMERICS:BATCH:NET,NET,...[:DIRECTION,...] with nets of bench/layers (`targets` is one) or linear
 layers as CxK, and directions fprop (where none is named), dgrad and wgrad: fp16:half:32:resnet50,vgg19 or
@@ -46,17 +48,31 @@ def problems(run: str) -> list[Layer]:
                 continue
             with (FOLDER / f"{name}.csv").open() as file:
                 for row in csv.DictReader(file):
-                    sizes: dict[str, Any] = {size: int(row[size]) for size in SIZES} | {"n": int(batch)}
-                    types: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
-                    problem = ConvProblem(**sizes, **types, layout="nhwc", numerics=numerics, direction=direction)
-                    found[problem] = None
+                    found[layer_of(row, int(batch), dtype, numerics, direction)] = None
     return list(found)
+
+
+def layer_of(row: dict[str, str], n: int, dtype: str, numerics: str, direction: str) -> Layer:
+    """The convolution of one row; a row with a filter depth `t` is a three-dimensional one."""
+    rest: dict[str, Any] = {"numerics": numerics, "direction": direction}
+    if "t" in row:
+        c, d, h, w, k, t, r, s, *others, groups = (int(row[name]) for name in VOLUME_COLUMNS[1:])
+        sides: list[Any] = [tuple(others[i : i + 3]) for i in (0, 3, 6)]
+        return Conv3dProblem(
+            n, c, (d, h, w), k, (t, r, s), *sides, groups=groups, layout="ndhwc", dtype=dtype, **rest
+        )  # fmt: skip
+    sizes: dict[str, Any] = {size: int(row[size]) for size in SIZES} | {"n": n}
+    types: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
+    return ConvProblem(**sizes, **types, layout="nhwc", **rest)
 
 
 def short(problem: Layer) -> str:
     """A layer's name for people."""
     if isinstance(problem, LinearProblem):
         return f"linear {problem.c}>{problem.k}"
+    if isinstance(problem, Conv3dProblem):
+        window, stride = ("x".join(map(str, sides)) for sides in (problem.window, problem.stride))
+        return f"{problem.c}>{problem.k} {window}/{stride} @{'x'.join(map(str, problem.size))}"
     stride = f"/{problem.stride_h}" if problem.stride_h > 1 else ""
     groups = f" g{problem.groups}" if problem.groups > 1 else ""
     direction = "" if problem.direction == "fprop" else f" {problem.direction}"
@@ -65,7 +81,7 @@ def short(problem: Layer) -> str:
 
 def direction_of(problem: Layer) -> str:
     """A linear layer is measured forward."""
-    return problem.direction if isinstance(problem, ConvProblem) else "fprop"
+    return "fprop" if isinstance(problem, LinearProblem) else problem.direction
 
 
 def exact(problem: Layer, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
@@ -73,13 +89,13 @@ def exact(problem: Layer, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tenso
     x, weight, dy = (t.double().contiguous() for t in (x, weight, dy))
     if isinstance(problem, LinearProblem):
         return functional.linear(x, weight)
-    stride, pad = (problem.stride_h, problem.stride_w), (problem.pad_h, problem.pad_w)
-    dilation = (problem.dilation_h, problem.dilation_w)
+    stride, pad, dilation, groups = torch_sizes(problem)
     if problem.direction == "fprop":
-        return functional.conv2d(x, weight, None, stride, pad, dilation, problem.groups)
+        convolve = functional.conv3d if isinstance(problem, Conv3dProblem) else functional.conv2d
+        return convolve(x, weight, None, stride, pad, dilation, groups)
     wanted = [problem.direction == "dgrad", problem.direction == "wgrad", False]
     made = torch.ops.aten.convolution_backward.default(
-        dy, x, weight, None, stride, pad, dilation, False, [0, 0], problem.groups, wanted
+        dy, x, weight, None, stride, pad, dilation, False, [0] * len(stride), groups, wanted
     )
     found = made[0] if problem.direction == "dgrad" else made[1]
     assert found is not None
@@ -100,7 +116,7 @@ class Operands:
 
 
 def operands(problem: Layer, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor) -> Operands:
-    """Who is who in a direction; 4-D tensors are channels_last but a constant weight, which comes as torch makes it."""
+    """Who is who in a direction; 4-D and 5-D tensors are channels_last but a constant weight, which comes as torch makes it."""
     direction = direction_of(problem)
     if direction == "fprop":
         return Operands((_laid(x),), [weight.contiguous()], _laid(torch.empty_like(dy)))
@@ -110,7 +126,8 @@ def operands(problem: Layer, x: torch.Tensor, weight: torch.Tensor, dy: torch.Te
 
 
 def _laid(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor.contiguous()
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.contiguous(memory_format=formats.get(tensor.dim(), torch.contiguous_format))
 
 
 @dataclass

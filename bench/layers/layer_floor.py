@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoy.problem import ConvProblem, LinearProblem, parse_problem
+from convoy.problem import Conv3dProblem, ConvProblem, LinearProblem, parse_problem
 
 BYTES_PER_US = {"H100": 3.1e6, "H200": 4.4e6}
 """What memory delivers: a large copy on an H100 SXM reached 3.1 of its 3.35 TB/s; the same share of an H200's 4.8."""
@@ -14,7 +14,7 @@ FLOPS_PER_US = {"half": 8.0e8, "as_torch": 4.0e8, "strict": 8.0e8 / 3}
 def floor(subject: str, numerics: str, device: str) -> float:
     """Microseconds that no implementation can go below: what must be moved, or what must be multiplied, at the device's rates."""
     problem = parse_problem(subject)
-    assert isinstance(problem, ConvProblem | LinearProblem)
+    assert isinstance(problem, ConvProblem | Conv3dProblem | LinearProblem)
     return max(problem.bytes_min / memory_rate(device), problem.flops / FLOPS_PER_US[numerics])
 
 

@@ -19,7 +19,16 @@ from convoy.engines.hopper.chains.bottleneck_problem import subgraph_of
 from convoy.engines.hopper.chains.bottleneck_tile_config import Bottleneck
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import InputError
-from convoy.problem import ConvProblem, Epilogue, LayoutProblem, LinearProblem, Pool, Problem, SubgraphProblem
+from convoy.problem import (
+    Conv3dProblem,
+    ConvProblem,
+    Epilogue,
+    LayoutProblem,
+    LinearProblem,
+    Pool,
+    Problem,
+    SubgraphProblem,
+)
 from convoy.target import Target
 from tests.fuzz.random_problems import CASES, drawn_axis, drawn_epilogue, drawn_side, few, with_pool
 from tests.unit.engines import group_norm_cases, norm_cases, pool_backward_cases
@@ -79,7 +88,7 @@ def claims(engine: str) -> tuple[str, ...]:
 
 def direction_of(problem: Problem) -> str:
     """`fprop`, `dgrad`, `wgrad`, or `piece` for a piece of the graph."""
-    if isinstance(problem, ConvProblem):
+    if isinstance(problem, (ConvProblem, Conv3dProblem)):
         return problem.direction
     return "fprop" if isinstance(problem, LinearProblem) else "piece"
 
@@ -193,6 +202,23 @@ def _rows_gradients(draw: random.Random) -> Problem:
 def _odd_channels(draw: random.Random) -> Problem:
     """Dense NHWC convolutions whose channels are no whole vectors."""
     return _conv(draw, draw.randint(5, 70), draw.randint(1, 70))
+
+
+def _volumes(draw: random.Random) -> Problem:
+    """Dense three-dimensional convolutions in ndhwc, with whole vectors of channels more often."""
+    whole = draw.random() < 0.7
+    c, k = (_vectors(draw, 8) if whole else draw.randint(1, 40) for _ in "ck")
+    axes = [_axis(draw) for _ in "dhw"] if draw.random() < 0.4 else [_axis(draw)] * 3
+    window, pad, stride, dilation = zip(
+        *((min(side, 5), pad, stride, step) for side, pad, stride, step in axes), strict=True
+    )
+    sides = [drawn_side(draw, side, *rest) for side, *rest in zip(window, pad, dilation, strict=True)]
+    size = tuple(-(-side // step) * step if whole else side for side, step in zip(sides, stride, strict=True))
+    dtype, numerics = draw.choice(TYPES)
+    return Conv3dProblem(
+        *(draw.choice((1, 1, 2, 3)), c, size, k, window, pad, stride, dilation),
+        layout="ndhwc", dtype=dtype, numerics=numerics, epilogue=drawn_epilogue(draw),
+    )  # fmt: skip
 
 
 def _pooled(draw: random.Random) -> Problem:
@@ -458,6 +484,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "rows": _rows,
     "rows' data gradients": _rows_gradients,
     "odd channels": _odd_channels,
+    "volumes": _volumes,
     "pooled": _pooled,
     "pruned": _pruned,
     "pruned pairs": _pruned_pairs,
@@ -518,6 +545,8 @@ def shape_of(problem: Problem) -> str:
         return f"{problem.n} {problem.c} {problem.k}"
     if isinstance(problem, LayoutProblem):
         return f"{problem.spec.shape} {problem.source}"
+    if isinstance(problem, Conv3dProblem):
+        return replace(problem, epilogue=Epilogue(), dtype="fp32", numerics="strict").key
     sizes = replace(problem, epilogue=Epilogue(pool=problem.epilogue.pool), weight_mask="", mask=None)
     return replace(
         sizes, layout="nchw", x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32", acc_dtype="fp32", numerics="strict"

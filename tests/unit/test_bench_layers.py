@@ -5,7 +5,7 @@ import torch
 from bench.layers import kernels, layer_data, layer_timing
 
 from convoy.engines.library.aten import ENGINE
-from convoy.problem import ConvProblem, Knobs, LinearProblem
+from convoy.problem import Conv3dProblem, ConvProblem, Knobs, LinearProblem
 from convoy.target import Target
 
 CPU = Target("cpu", "a CPU", "avx2", 1, 8 << 30, 1 << 20)
@@ -63,3 +63,13 @@ def test_the_sheet_carries_rows_of_the_same_device_on(tmp_path):
     other.begin([again.path])
     assert not other.quick
     assert not other.done
+
+
+def test_a_list_of_volumes_is_read_and_its_layers_are_checked():
+    found = layer_data.problems("fp16:half:1:unet3d,r3d_18")
+    assert len(found) == 18 + 11
+    assert {problem.layout for problem in found} == {"ndhwc"}
+    assert layer_data.short(found[1]) == "32>32 3x3x3/1x1x1 @128x128x128"
+    problem = Conv3dProblem(1, 4, (3, 4, 5), 6, (3, 3, 3), (1, 1, 1), (1, 2, 1), layout="ndhwc", numerics="strict")
+    data = layer_data.Data.of(problem, 1, "cpu")
+    assert not layer_data.check(ENGINE.build(problem, Knobs(), CPU), data, None)[1]

@@ -55,6 +55,7 @@ MANIFEST: Final[dict[str, str]] = {
     "pruned.channels_gpu": "convoy.engines.sparse_weights.pruned_channels_gpu",
     "pruned.direct": "convoy.engines.sparse_weights.pruned_direct",
     "triton.implicit_gemm": "convoy.engines.triton.triton_implicit_gemm",
+    "triton.conv3d": "convoy.engines.triton.volumes.triton_conv3d",
     "triton.swapped": "convoy.engines.triton.triton_igemm_swap_ab",
     "triton.pointwise": "convoy.engines.triton.triton_pointwise",
     "triton.pooled": "convoy.engines.triton.pooling.pooled",

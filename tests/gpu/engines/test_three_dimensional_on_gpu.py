@@ -1,4 +1,4 @@
-"""Three-dimensional convolutions on the GPU: cuDNN's plans and ATen are right, and nets of them are, captured as CUDA graphs."""
+"""Three-dimensional convolutions on the GPU: cuDNN's plans, ATen and `triton.conv3d` are right, and nets of them are."""
 
 from __future__ import annotations
 
@@ -124,6 +124,29 @@ def test_aten_is_right(direction: str, layout: str, kind: tuple[str, str], targe
         problem = replace(shape, dtype=dtype, numerics=numerics, direction=direction, layout=layout)
         found += faults(load_engine("aten"), problem, target)
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("epilogue", [Epilogue(), FULL], ids=["bare", "epilogue"])
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name not in ("grouped", "depthwise")])
+def test_our_implicit_gemm_is_right(shape: str, epilogue: Epilogue, kind: tuple[str, str], target: Target):
+    """Some tiles of each kind, on integers to the last bit."""
+    dtype, numerics = kind
+    engine = load_engine("triton.conv3d")
+    problem = replace(SHAPES[shape], dtype=dtype, numerics=numerics, layout="ndhwc", epilogue=epilogue)
+    assert engine.supports(problem, target), engine.supports(problem, target).reason
+    assert not (found := faults(engine, problem, target)), "\n".join(found)
+
+
+def test_our_implicit_gemm_is_right_with_every_number_of_shared_slices(target: Target):
+    engine = load_engine("triton.conv3d")
+    problem = replace(SHAPES["3x3x3"], dtype="fp16", numerics="half", layout="ndhwc", epilogue=FULL)
+    first = {(knobs["gather"], knobs["depth"]): knobs for knobs in reversed(engine.space(problem, target))}
+    assert target.capability < 90 or set(first) == {(False, 1), (False, 2), (False, 4), (True, 1)}
+    for knobs in first.values():
+        data = make_data(problem, 1, "integer", "cuda")
+        verdict = judge(build(engine, problem, knobs, target), engine.family, problem, data, "integer")
+        assert verdict.ok, f"{knobs}: {verdict.reason}"
 
 
 class _Factorised(nn.Module):

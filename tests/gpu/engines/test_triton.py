@@ -15,7 +15,15 @@ from convoy.target import Target
 
 pytestmark = pytest.mark.gpu
 
-OTHERS = ("triton.dgrad", "triton.wgrad", "triton.stem_wgrad", "triton.merged", "cuda.wgrad", "cuda.bottleneck")
+OTHERS = (
+    "triton.dgrad",
+    "triton.wgrad",
+    "triton.stem_wgrad",
+    "triton.merged",
+    "cuda.wgrad",
+    "cuda.bottleneck",
+    "triton.conv3d",
+)
 ENGINES = [n for n in MANIFEST if n.startswith(("triton.", "cuda.")) and n not in OTHERS and ".pool" not in n]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FULL = Epilogue(bias=True, residual=True, activation="relu")

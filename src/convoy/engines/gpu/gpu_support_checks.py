@@ -5,7 +5,7 @@ from __future__ import annotations
 from convoy.engines.subgraph import torch_support
 from convoy.engines.support_checks import without_pooling
 from convoy.engines.triton.triton_build import TORCH_DTYPE, device_support
-from convoy.problem import ConvProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.problem import Conv3dProblem, ConvProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.support import Support
 from convoy.target import Target
 
@@ -30,6 +30,28 @@ def conv_support(problem: Problem, target: Target, capability: int, direction: s
         return Support.no(f"needs x, weight and y of one dtype of fp16, bf16, fp32, got {', '.join(sorted(dtypes))}")
     if problem.acc_dtype != "fp32":
         return Support.no(f"accumulates in fp32, got acc_dtype {problem.acc_dtype}")
+    return _indices_support(problem)
+
+
+def conv3d_support(problem: Problem, target: Target, capability: int) -> Support:
+    """Accept a dense ndhwc three-dimensional convolution without groups, forward, on a GPU of at least the compute capability."""
+    if not isinstance(problem, Conv3dProblem):
+        return Support.no("computes three-dimensional convolutions only")
+    if not (device := device_support(target, capability)):
+        return device
+    if problem.direction != "fprop":
+        return Support.no(f"computes direction fprop only, got {problem.direction}")
+    if problem.layout != "ndhwc":
+        return Support.no(f"needs layout ndhwc, got {problem.layout}")
+    if problem.dtype not in TORCH_DTYPE:
+        return Support.no(f"needs fp16, bf16 or fp32, got {problem.dtype}")
+    if problem.groups != 1:
+        return Support.no(f"needs groups = 1, got {problem.groups}")
+    return _indices_support(problem)
+
+
+def _indices_support(problem: ConvProblem | Conv3dProblem | LinearProblem) -> Support:
+    """Refuses tensors that 32-bit indices do not reach."""
     largest = max(s.elements for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
     if largest >= INDEX_LIMIT:
         return Support.no(f"indexes tensors of fewer than 2^31 elements, got {largest}")
@@ -95,13 +117,10 @@ def linear_support(problem: LinearProblem, target: Target, capability: int) -> S
         return device
     if problem.dtype not in ("fp16", "bf16", "fp32"):
         return Support.no(f"needs dtype fp16, bf16 or fp32, got {problem.dtype}")
-    largest = max(s.elements for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
-    if largest >= INDEX_LIMIT:
-        return Support.no(f"indexes tensors of fewer than 2^31 elements, got {largest}")
-    return Support.yes()
+    return _indices_support(problem)
 
 
-def is_strict(problem: ConvProblem | LinearProblem) -> bool:
+def is_strict(problem: ConvProblem | Conv3dProblem | LinearProblem) -> bool:
     """Whether TF32 is forbidden. It is for every fp32 linear layer: by default torch allows TF32 only for convolutions."""
     dtype = problem.dtype if isinstance(problem, LinearProblem) else problem.x_dtype
     return dtype == "fp32" and (problem.numerics == "strict" or isinstance(problem, LinearProblem))

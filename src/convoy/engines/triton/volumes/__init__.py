@@ -1,0 +1,1 @@
+"""Three-dimensional convolutions as implicit GEMMs."""

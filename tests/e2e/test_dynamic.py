@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import convoy
 from convoy import plan as plans
@@ -121,3 +122,80 @@ def test_a_damaged_file_is_refused_by_its_field(
     with pytest.raises(convoy.InputError) as caught:
         convoy.load(fast.model, path, (images(2),))
     assert caught.value.argument == named
+
+
+def small() -> tuple[nn.Sequential, torch.Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(4, 3, 6, 6)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[convoy.Settings]:
+    with always_kept(), plans_kept(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("convoy.dynamic.tune_sizes.MOST_PROGRAMS", 0)
+        yield convoy.Settings(effort="none", isolate=False, db=tmp_path / "perf.db")
+
+
+@torch.no_grad()
+def test_after_a_change_that_mixes_images_batches_are_not_split(settings: convoy.Settings) -> None:
+    model, x = small()
+    fast = convoy.optimize(model, (x,), settings=settings, dynamic={0: (1, 4)})
+    torch.testing.assert_close(fast(x[:3]), model(x[:3]))
+    model[1] = nn.Softmax(0)
+    with pytest.warns(UserWarning, match="batches are no longer split or padded"):
+        fast.refresh()
+    torch.testing.assert_close(fast(x), model(x))
+    with pytest.warns(UserWarning, match="batches are not split"):
+        torch.testing.assert_close(fast(x[:3]), model(x[:3]))
+    model[1] = nn.SiLU()
+    fast.refresh()
+    torch.testing.assert_close(fast(x[:3]), model(x[:3]))
+    assert not fast.size_programs.not_split
+
+
+@torch.no_grad()
+def test_a_file_that_says_that_batches_may_be_split_is_not_believed(settings: convoy.Settings, tmp_path: Path) -> None:
+    model, x = small()
+    model[1] = nn.Softmax(0)
+    with pytest.warns(UserWarning, match="batches are not split"):
+        fast = convoy.optimize(model, (x,), settings=settings, dynamic={0: (1, 4)})
+    fast.add_size(2)
+    fast.add_size(1)
+    fast.size_programs.not_split = ""
+    (path,) = fast.save(tmp_path / "net.plans.json")
+    again = convoy.load(model, path, (x,), settings=settings)
+    with pytest.warns(UserWarning, match="batches are not split"):
+        torch.testing.assert_close(again(x[:3]), model(x[:3]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [None, {0: (3, 4)}])
+def test_a_module_of_another_dtype_is_tuned_for_inputs_of_that_dtype(
+    settings: convoy.Settings, dynamic: dict[int, tuple[int, int]] | None
+) -> None:
+    model, x = small()
+    fast = convoy.optimize(model, (x,), settings=settings, dynamic=dynamic)
+    model.double()
+    assert fast.stale() is not None
+    fast.refresh()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fast(x.double())
+    assert fast.plan.inputs == ("fp64[4,3,6,6]",)
+    assert fast.stale() is None
+    torch.testing.assert_close(found, model(x.double()))
+
+
+class ByData(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+@torch.no_grad()
+def test_a_layer_that_cannot_be_captured_leads_to_the_stock_module(settings: convoy.Settings) -> None:
+    model, x = small()
+    fast = convoy.optimize(model, (x,), settings=settings)
+    model[1] = ByData()
+    with pytest.warns(UserWarning, match="PyTorch runs"):
+        fast.refresh()
+    torch.testing.assert_close(fast(x), model(x))

@@ -11,8 +11,10 @@ from torch import nn
 
 from convoy.deadline import Deadline
 from convoy.dynamic.dims import Call, DynamicDims
+from convoy.dynamic.independence import why_not_split_now
 from convoy.dynamic.layouts import empty_joined
-from convoy.dynamic.size_programs import BatchPart, Route, SizePrograms, Sizes
+from convoy.dynamic.routes import find_route
+from convoy.dynamic.size_programs import BatchPart, SizePrograms, Sizes
 from convoy.dynamic.timing import call_ms
 from convoy.plan import Plan, save_plans
 from convoy.program import OptimizedModule, Program, calls
@@ -22,6 +24,7 @@ from convoy.program.improvement import TimedTuner, check_time, sample
 from convoy.program.optimized_module import OTHER_STRIDES
 from convoy.program.program_cache import CachedProgram, Tuner
 from convoy.program.shared_memory import SharedMemory, sharing
+from convoy.user_warning import warn_user
 
 _IMPROVE_SHARE: Final = 0.5
 """Share of `improve`'s time that programs for sizes that were called may take; the rest improves the first program."""
@@ -182,10 +185,21 @@ class DynamicModule(OptimizedModule):
         return self.size_programs.memory
 
     def refresh(self) -> None:
-        """Make the programs fit the stock module's present state, as `OptimizedModule.refresh`."""
-        self.size_programs.memory = SharedMemory()
-        with sharing(self.size_programs.memory):
+        """Make the programs fit the stock module's present state, as `OptimizedModule.refresh`.
+
+        Whether batches may be split is found out again: another layer may mix the images of a batch.
+        """
+        known, cache = self.size_programs, self.program_cache
+        example = cache.example_now(self.model, known.example)
+        reason = why_not_split_now(cache.tuner, self.model, sample(example), known.dims, known.not_split)
+        if reason and not known.not_split:
+            warn_user(f"batches are no longer split or padded: {reason}")
+        known.renew(example, reason)
+        with sharing(known.memory):
             super().refresh()
+        known.renew(
+            example, reason, known.memory
+        )  # routes that another thread found meanwhile may lead to former programs
 
     def _make(self, sizes: Sizes, deadline: Deadline, parts: int) -> Plan:
         """Make a program for sizes, within an equal part of the time that is left."""
@@ -211,7 +225,7 @@ class DynamicModule(OptimizedModule):
         signature = calls.signature_of(args, kwargs)
         route = self.size_programs.routes.get(signature)
         if route is None:
-            route = self._route(args, kwargs)
+            route = find_route(self.program_cache, self.size_programs, args, kwargs)
             self.size_programs.keep(signature, route)
         if route.sizes is not None:
             self.size_programs.note(route.sizes)
@@ -233,37 +247,6 @@ class DynamicModule(OptimizedModule):
         if stale is not None:
             return self._run_stock(args, kwargs, stale, kind="stale")
         return self._run_stock(args, kwargs, OTHER_STRIDES) if made is None else made[0]
-
-    def _route(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Route:
-        """How a call without a program of its own is computed."""
-        cache, dims = self.program_cache, self.size_programs.dims
-        unknown = Route(reason=cache.why_unknown(args, kwargs))
-        formed = cache.in_form(args, kwargs, self.size_programs.example)
-        if formed is None:
-            return unknown
-        given, arrangement = formed
-        sizes = dims.sizes_of(list(calls.tensors_of(given)))
-        if sizes is None:
-            return unknown
-        outside = dims.outside(sizes)
-        if outside:
-            return Route(reason=f"{outside}: the stock module runs; give `dynamic` a wider range")
-        cover = self.size_programs.cover(sizes)
-        if cover is None:
-            return Route(sizes=sizes, reason=self.size_programs.why_no_program(sizes))
-        parts: list[BatchPart] = []
-        start = 0
-        for batch in cover.batches:
-            count = min(batch, sizes[0] - start)
-            signature = calls.signature_of(*dims.images(given, start, count, batch))
-            parts.append(BatchPart(start, count, batch, signature))
-            start += count
-        found = [cache.tuned.get(part.signature) for part in parts]
-        if any(cached is None for cached in found):  # another dtype, device or option
-            return unknown
-        if all(cached is not None and cached.program.runnable is None for cached in found):
-            return Route(sizes, arrangement)
-        return Route(sizes, arrangement, tuple(parts))
 
     def _in_parts(self, given: Call, parts: Sequence[BatchPart], found: Sequence[CachedProgram]) -> tuple[Any] | None:
         """The results of all parts, joined; None where only the stock module can lay them out."""

@@ -8,15 +8,27 @@ other kernels, so they are compared within rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from convoy.dynamic.dims import Call, DynamicDims
 from convoy.program.calls import map_tensors, tensors_of
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """Runs the model; it may not change its arguments."""
+
+
+@runtime_checkable
+class CopyRunner(Protocol):
+    """A tuner that also runs copies of a model."""
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a copy of the model returns for copies of these arguments."""
+        ...
+
 
 IMAGES: Final = 3
 """Images of the small batch, in which every pair of images is tried. Its middle one has a neighbour on both sides."""
@@ -68,6 +80,11 @@ def why_not_split(run: Run, call: Call, dims: DynamicDims) -> str:
         if reason:
             return reason
     return ""
+
+
+def why_not_split_now(tuner: object, model: nn.Module, call: Call, dims: DynamicDims, known: str) -> str:
+    """`why_not_split` of a model by copies that its tuner runs; what is known, if the tuner runs none."""
+    return why_not_split(partial(tuner.run, model), call, dims) if isinstance(tuner, CopyRunner) else known
 
 
 def _without_batch(outputs: Sequence[torch.Tensor], images: int) -> str:

@@ -6,6 +6,7 @@ from torch import nn
 
 from convoy.dynamic.dims import Call, DynamicDims
 from convoy.dynamic.dynamic_module import DynamicModule
+from convoy.dynamic.independence import why_not_split_now
 from convoy.errors import InputError
 from convoy.plan import PlansForSizes
 from convoy.program.calls import tensors_of
@@ -50,7 +51,9 @@ def load_sizes(
         programs = [
             (one, sized := dims.resized(first, one.sizes), tuner(model, *sized, one.plan)) for one in found.programs
         ]
-    module = DynamicModule(model, programs[0][2], *programs[0][1], tuner, check, dims, found.not_split, memory)
+    # A file is not believed where it would lead to wrong results.
+    not_split = found.not_split or why_not_split_now(tuner, model, first, dims, found.not_split)
+    module = DynamicModule(model, programs[0][2], *programs[0][1], tuner, check, dims, not_split, memory)
     for one, sized, program in programs:
         module.add(*sized, program, one.time_ms)
     return module

@@ -101,6 +101,12 @@ class SizePrograms:
             self.seen.pop(sizes, None)
             self.routes = {}
 
+    def renew(self, example: calls.CallExample, not_split: str, memory: SharedMemory | None = None) -> None:
+        """For a module that was changed: another example, and whether its batches may be split; calls find their routes anew."""
+        with self._lock:
+            self.example, self.not_split, self.routes = example, not_split, {}
+            self.memory = memory or SharedMemory()
+
     def note(self, sizes: Sizes) -> None:
         """Count a call of sizes without a program."""
         with self._lock:

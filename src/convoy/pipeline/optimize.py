@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +99,7 @@ def optimize_sizes(
             stock, call[0], name=name, settings=options, observer=observer, kwargs=call[1], deadline=until
         )
 
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        isolated = isolate(stock, args, kwargs)
-        with fixed_seed():
-            return isolated.model(*isolated.args, **isolated.kwargs)
-
+    run = partial(ModelTuner(name, options).run, stock)
     with preserve_global_state():
         found = tune_sizes(stock, (given, named), dims, run, tune, deadline or Deadline(options.time_s))
     return dataclasses.replace(found.example, program=found.module)
@@ -208,6 +205,12 @@ class ModelTuner:
             return result.program.programs[0]
         with preserve_global_state():
             return _program_for(plan, model, args, kwargs, self.settings)
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a copy of the model returns for copies of these arguments. Random numbers are the same in every run."""
+        isolated = isolate(model, args, kwargs)
+        with torch.no_grad(), fixed_seed():
+            return isolated.model(*isolated.args, **isolated.kwargs)
 
     def within(self, time_s: float) -> ModelTuner:
         """The same, with this wall time for each call, seconds."""

@@ -116,6 +116,22 @@ def in_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorKind:
+    """The dtype of a module's floating-point tensors and the device of all its tensors; None where there are several or none."""
+
+    dtype: torch.dtype | None
+    device: torch.device | None
+
+    @staticmethod
+    def of(module: torch.nn.Module) -> TensorKind:
+        """That of a module's parameters and buffers."""
+        tensors = [*module.parameters(), *module.buffers()]
+        dtypes = list({tensor.dtype for tensor in tensors if tensor.is_floating_point()})
+        devices = list({tensor.device for tensor in tensors})
+        return TensorKind(dtypes[0] if len(dtypes) == 1 else None, devices[0] if len(devices) == 1 else None)
+
+
+@dataclass(frozen=True, slots=True)
 class CallExample:
     """The arguments that a program was made for, without their values.
 
@@ -139,6 +155,22 @@ class CallExample:
     def strides(self) -> Strides:
         """Strides of the tensors."""
         return tuple(tensor.stride() for tensor in tensors_of((self.args, self.kwargs)))
+
+    def moved(self, kind: TensorKind, other: TensorKind) -> CallExample:
+        """The example for a module whose tensors had one dtype and device, and now have another.
+
+        Args:
+            kind: what the module's tensors were; tensors of the example that are like them are changed.
+            other: what they are now.
+        """
+
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(other.dtype) if tensor.dtype == kind.dtype and other.dtype is not None else tensor
+
+        devices = tuple(
+            other.device if device == kind.device and other.device is not None else device for device in self.devices
+        )
+        return CallExample(map_tensors(change, self.args), map_tensors(change, self.kwargs), devices)
 
     def zeros(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of zeros of the same shapes, strides, dtypes and devices."""

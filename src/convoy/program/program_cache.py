@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 
-from convoy.errors import PlanError
+from convoy.errors import CaptureError, PlanError
 from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.call_forms import Arrangement, CallArguments, ForwardSignature
@@ -117,7 +117,7 @@ class ProgramCache:
         made = ProgramCache(model, self.tuner, self.check)
         for cached in self.tuned.values():
             own = getattr(cached.program.runnable, "static_outputs", False)
-            program = self._remade(model, cached) if own else cached.program
+            program = self._remade(model, cached, cached.example) if own else cached.program
             made.put(CachedProgram(program, cached.example, cached.signature, cached.normal))
         made.state.outdate(self.change(wait=True))
         return made
@@ -186,13 +186,18 @@ class ProgramCache:
 
     def refresh(self, model: nn.Module) -> None:
         """Make every program again from the module's present state. If the tuner raises, nothing is changed."""
-        made = [(cached, self._remade(model, cached)) for cached in self.tuned.values()]
+        examples = [(cached, self.example_now(model, cached.example)) for cached in self.tuned.values()]
+        made = [(example, self._remade(model, cached, example)) for cached, example in examples]
         self.tuned, self._routes, self._by_normal = {}, {}, {}
         self._forward = ForwardSignature(model.forward)
-        for cached, program in made:
-            args, kwargs = cached.example.zeros()
+        for example, program in made:
+            args, kwargs = example.zeros()
             self.add(args, kwargs, program)
         self.renew(model)
+
+    def example_now(self, model: nn.Module, example: calls.CallExample) -> calls.CallExample:
+        """An example of calls as the module takes them now: `half()` and `to(device)` change what it takes."""
+        return example.moved(self._kind, calls.TensorKind.of(model))
 
     def renew(self, model: nn.Module) -> None:
         """Take the module's present state for the one that the programs were made from."""
@@ -241,14 +246,14 @@ class ProgramCache:
                     module.training = True
 
     def _take(self, model: nn.Module) -> None:
-        self.state = ModuleState(model)
+        self.state, self._kind = ModuleState(model), calls.TensorKind.of(model)
         self._contents = contents_checks(self.state.tensors) if self.check == "contents" else []
 
-    def _remade(self, model: nn.Module, cached: CachedProgram) -> Program:
-        args, kwargs = cached.example.zeros()
+    def _remade(self, model: nn.Module, cached: CachedProgram, example: calls.CallExample) -> Program:
+        args, kwargs = example.zeros()
         with calls.autocast_as(cached.program.autocast):
             if not cached.program.plan.baseline:
-                with contextlib.suppress(PlanError):  # the module computes something else now
+                with contextlib.suppress(PlanError, CaptureError):  # the module computes something else now
                     return self.tuner(model, args, kwargs, cached.program.plan)
             return self.tuner(model, args, kwargs, None)
 

@@ -192,6 +192,9 @@ class Engine(ABC):
     builds_in_threads: ClassVar[bool] = False
     """Whether several threads may build at once, and a build spends its time outside of Python, as in NVRTC."""
 
+    starts_quickly: ClassVar[bool] = True
+    """Whether its executables load at once from kept binaries, without a compiler: ties go to such (`selection.quick_start`)."""
+
     quick_settings: ClassVar[int | None] = None
     """Settings tried besides the default at effort `quick`, where measurements show how many are enough; None: as usual."""
 
@@ -256,7 +259,8 @@ class Engine(ABC):
             if isinstance(share, bool) or not isinstance(share, int) or not 0 <= share <= 100:
                 return False
             knobs = Knobs(tuple(item for item in knobs.items_ if item[0] != self.zeros_kind))
-        return any(_alike(knobs, offered) for offered in self.space(problem, target))
+        equal = (offered for offered in self.space(problem, target) if offered == knobs)
+        return any(str(offered) == str(knobs) for offered in equal)  # 1 and true are equal to Python
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Scratch bytes a launch will want."""
@@ -293,8 +297,3 @@ class Engine(ABC):
     def config(self, knobs: Knobs | None = None) -> EngineConfig:
         """The config that names this engine with these knobs."""
         return EngineConfig(self.id, self.version, knobs or Knobs())
-
-
-def _alike(given: Knobs, offered: Knobs) -> bool:
-    """Equal with equal types: 1 and true are equal to Python, and are different texts."""
-    return given == offered and str(given) == str(offered)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from convoy.capture.passes.narrow_indices import index_casts
+from convoy.collection_pause import collection_paused
 from convoy.engines.base import DETERMINISTIC
 from convoy.engines.known_defects import stock_is_wrong
-from convoy.engines.manifest import BASELINE, engine_ids
+from convoy.engines.manifest import BASELINE, engine_ids, load_engine
 from convoy.errors import InputError, SelectionError
 from convoy.graph.ir import Graph
 from convoy.graph.text import digest
@@ -22,7 +24,8 @@ from convoy.problem import ConvProblem
 from convoy.regions import Region
 from convoy.schedule import plan_memory, serial_steps
 from convoy.selection import Selection, SelectionProblem, solve
-from convoy.settings import Settings, Solver
+from convoy.selection.quick_start import prefer_quick_start
+from convoy.settings import Effort, Settings, Solver
 from convoy.tune import SearchResult
 from convoy.tuning_profile import phase
 
@@ -37,6 +40,7 @@ class Choice:
         strategies: total of each possible strategy, microseconds, by name.
         notes: strategies that are not possible, and why.
         predicted: names of the strategies with a predicted time in their total.
+        left_out: strategies whose totals `compared` finds, for a report.
     """
 
     problem: SelectionProblem
@@ -44,6 +48,7 @@ class Choice:
     strategies: Mapping[str, float]
     notes: tuple[str, ...] = ()
     predicted: frozenset[str] = frozenset()
+    left_out: tuple[str, ...] = ()
 
 
 def offered_candidates(net: Net, found: SearchResult, settings: Settings) -> SelectionProblem:
@@ -65,10 +70,12 @@ def offered_candidates(net: Net, found: SearchResult, settings: Settings) -> Sel
 def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
     """Select by the solver of the settings, and compute the totals of the other strategies.
 
+    At effort `none` only that of `baseline` is computed: a first answer waits for no report (`compared`).
+
     Raises:
         SelectionError: no selection satisfies the settings.
     """
-    with phase("select"):
+    with phase("select"), collection_paused():
         return _select(net, found, settings)
 
 
@@ -77,23 +84,73 @@ def _select(net: Net, found: SearchResult, settings: Settings) -> Choice:
     notes = _determinism_notes(net, found, problem) if settings.deterministic else []
     device = net.target.device
     with_launches = with_launch_costs(problem, device, settings.engines)
-    chosen = solve(with_launches, _solver_name(settings))
-    strategies: dict[str, float] = {}
+    first = solve(with_launches, _solver_name(settings))
+    chosen = _quickly_started(first, with_launches, settings)
+    if chosen is not first:
+        notes.append(_tie_note(first, chosen))
     selection = without_launch_costs(chosen, problem, device)
-    predicted = {chosen.solver} if selection.predicted else set[str]()
     engines = sorted(
         {c.config.engine for c in problem.candidates if not c.baseline}, key=engine_ids(settings.engines).index
     )
-    for name in ("baseline", "greedy", *(f"single:{engine}" for engine in engines)):
+    choice = Choice(
+        problem,
+        selection,
+        {chosen.solver: chosen.total_us},
+        tuple(notes),
+        frozenset([chosen.solver] if selection.predicted else []),
+        ("baseline", "greedy", *(f"single:{engine}" for engine in engines)),
+    )
+    if settings.effort is Effort.NONE:
+        known = compared(replace(choice, left_out=choice.left_out[:1]), net, settings)
+        return replace(known, left_out=choice.left_out[1:])
+    return compared(choice, net, settings)
+
+
+def compared(choice: Choice, net: Net, settings: Settings) -> Choice:
+    """The choice with the totals of the strategies that were left out.
+
+    Args:
+        choice: the choice, with the problem that it was made from.
+        net: the net.
+        settings: those of the choice.
+    """
+    if not choice.left_out:
+        return choice
+    device = net.target.device
+    with_launches = with_launch_costs(choice.problem, device, settings.engines)
+    strategies, notes = dict(choice.strategies), list(choice.notes)
+    predicted = set(choice.predicted)
+    for name in choice.left_out:
         try:
             other = solve(with_launches, name)
         except SelectionError as error:
             notes.append(f"strategy {name} is not possible: {error}")
         else:
-            strategies[name] = stock_us(other, problem, net.captured.graph) if name == "baseline" else other.total_us
-            predicted.update([name] if without_launch_costs(other, problem, device).predicted else [])
-    strategies[chosen.solver] = chosen.total_us
-    return Choice(problem, selection, strategies, tuple(notes), frozenset(predicted))
+            graph, is_stock = net.captured.graph, name == "baseline"
+            strategies.setdefault(name, stock_us(other, choice.problem, graph) if is_stock else other.total_us)
+            predicted.update([name] if without_launch_costs(other, choice.problem, device).predicted else [])
+    return replace(choice, strategies=strategies, notes=tuple(notes), predicted=frozenset(predicted), left_out=())
+
+
+NET_SHARE: Final = 0.01
+"""At effort `none`, share of a net's time up to which a choice without a slow compiler is preferred: an answer comes first."""
+
+
+def _quickly_started(chosen: Selection, problem: SelectionProblem, settings: Settings) -> Selection:
+    """The choice, or an equally fast one that starts quickly; engines that the user names are not left out."""
+    if settings.solver not in (Solver.EXACT, Solver.GREEDY):
+        return chosen
+    competing = {candidate.config.engine for candidate in problem.candidates} - set(settings.only_engines)
+    slow = [engine for engine in competing if not load_engine(engine, settings.engines).starts_quickly]
+    net_share = NET_SHARE if settings.effort is Effort.NONE else 0.0
+    return prefer_quick_start(problem, chosen, slow, net_share=net_share)
+
+
+def _tie_note(first: Selection, chosen: Selection) -> str:
+    kept = {candidate.config.engine for candidate in chosen.chosen}
+    gone = sorted({candidate.config.engine for candidate in first.chosen} - kept)
+    saved = f"{chosen.total_us - first.total_us:.2g} us of {chosen.total_us:.4g}"
+    return f"{', '.join(gone)} would save {saved}, no more than a tie: a plan without it starts at once"
 
 
 def _determinism_notes(net: Net, found: SearchResult, problem: SelectionProblem) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from convoy._version import __version__
 from convoy.engines.activation_sparsity import sparsity_kind, sparsity_percent
@@ -14,7 +14,7 @@ from convoy.perfdb import Measurement
 from convoy.pipeline.ceilings import work_of
 from convoy.pipeline.check.end_to_end import Latency, OutputErrors
 from convoy.pipeline.net import Net
-from convoy.pipeline.select import Choice
+from convoy.pipeline.select import Choice, compared
 from convoy.pipeline.step_facts import StepFacts
 from convoy.plan import Plan, Step
 from convoy.plan.describe import step_name
@@ -85,17 +85,7 @@ def summarize(
             activation_bytes=plan.activation_bytes,
             peak_bytes=plan.workspace_bytes + plan.activation_bytes + program.resident_bytes,
         ),
-        selection=SelectionSummary(
-            solver=choice.selection.solver,
-            total_us=choice.selection.total_us,
-            bound_us=choice.selection.bound_us,
-            greedy_us=choice.strategies.get("greedy", 0.0),
-            strategies=tuple(
-                Strategy(name, total, name in choice.predicted)
-                for name, total in sorted(choice.strategies.items(), key=_by_total)
-            ),
-            predicted=plan.predicted,
-        ),
+        selection=_selection(choice, plan),
         layers=tuple(_layer(step, facts, ceilings, settings) for step in plan.steps or plan.rejected_steps),
         peaks=_peaks(ceilings),
         notes=plan.notes,
@@ -106,6 +96,51 @@ def summarize(
         ),
         timeline=tuple(timeline),
     )
+
+
+def _selection(choice: Choice, plan: Plan) -> SelectionSummary:
+    return SelectionSummary(
+        solver=choice.selection.solver,
+        total_us=choice.selection.total_us,
+        bound_us=choice.selection.bound_us,
+        greedy_us=choice.strategies.get("greedy", 0.0),
+        strategies=tuple(
+            Strategy(name, total, name in choice.predicted)
+            for name, total in sorted(choice.strategies.items(), key=_by_total)
+        ),
+        predicted=plan.predicted,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryOnDemand:
+    """A summary that is compared with the strategies left out of a first answer, when somebody asks for it.
+
+    Attributes:
+        brief: the summary without them.
+        choice: what was chosen, and from what.
+        plan: the plan.
+        net: the net.
+        settings: those of the choice.
+    """
+
+    brief: Summary
+    choice: Choice
+    plan: Plan
+    net: Net
+    settings: Settings
+
+    def __call__(self) -> Summary:
+        """The whole summary."""
+        choice = compared(self.choice, self.net, self.settings)
+        return replace(self.brief, selection=_selection(choice, self.plan))
+
+
+def brief_summary(found: Summary | Callable[[], Summary]) -> Summary:
+    """The summary that is stored with a plan: without what is found only on demand."""
+    if isinstance(found, SummaryOnDemand):
+        return found.brief
+    return found if isinstance(found, Summary) else found()
 
 
 def _by_total(item: tuple[str, float]) -> float:

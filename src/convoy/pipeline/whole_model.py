@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from convoy.collection_pause import collection_paused
 from convoy.deadline import Deadline
 from convoy.measurement import Peaks
 from convoy.measurement.device.memory_limit import memory_limited
@@ -31,7 +32,7 @@ from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.stored_plans.plan_store import plan_store
 from convoy.pipeline.stored_plans.start import start_stored
 from convoy.pipeline.stored_plans.start_inference import InferenceStart
-from convoy.pipeline.summarize import CheckOutcome, summarize
+from convoy.pipeline.summarize import CheckOutcome, SummaryOnDemand, brief_summary, summarize
 from convoy.pipeline.tune_in_time import TunedPlan, tune_in_time
 from convoy.pipeline.whole_rivals import fastest_of, rivals_of
 from convoy.plan import Plan
@@ -89,7 +90,7 @@ def tune_whole(
             tuned = tune_in_time(net, settings, database, watch, deadline, partial(job.build, database, clock, watch))
             result = job.conclude(tuned, deadline)
             if tuned.complete:
-                store.keep(result.plan, check.baseline_errors.rel_l2_error, result.summary)
+                store.keep(result.plan, check.baseline_errors.rel_l2_error, brief_summary(result.found))
         return result
 
 
@@ -159,7 +160,7 @@ class _Job:
         inputs = net.captured.flatten_inputs(self.isolated.args, self.isolated.kwargs)
         program, timeline = with_timeline(program, inputs, settings.effort, deadline, outcome.optimized.median_ms / 1e3)
         plan = program.plan
-        with phase("summary"):
+        with phase("summary"), collection_paused():
             return self._result(tuned, plan, program, outcome, timeline)
 
     def _result(
@@ -177,4 +178,6 @@ class _Job:
             ceilings=self.ceilings,
         )  # fmt: skip
         told = (self.check.wrong,) if self.check.wrong else ()
-        return OptimizeResult(module, plan, summary, told, measured=summary.tuning.measured)
+        choice = tuned.built.choice
+        found = SummaryOnDemand(summary, choice, plan, net, settings) if choice.left_out else summary
+        return OptimizeResult(module, plan, found, told, measured=summary.tuning.measured)

@@ -22,13 +22,14 @@ from convoy.pipeline.check.end_to_end_check import EndToEndCheck
 from convoy.pipeline.check.least_error import least_error
 from convoy.pipeline.check.verify_predicted import BuiltPlan
 from convoy.pipeline.net import Net
-from convoy.pipeline.select import Choice, make_plan
+from convoy.pipeline.select import Choice, compared, make_plan
 from convoy.plan import Plan
 from convoy.problem import EngineConfig, Problem
 from convoy.program import Program, build_program
 from convoy.regions import Region
 from convoy.regions.whole import PATTERN
 from convoy.selection import Candidate, solve
+from convoy.selection.quick_start import TIE
 from convoy.settings import Effort, Settings, Solver
 from convoy.support import Support
 from convoy.tune import SearchResult
@@ -164,6 +165,13 @@ def _rival(
     return Rival(only, make_plan(net, only, settings, (), found))
 
 
+def _wins(rival: Rival, timed: Latency, plan: Latency, settings: Settings) -> bool:
+    """Whether a rival is faster by more than the spread, and by more than a tie if it takes a compiler to start."""
+    engines = (load_engine(step.config.engine, settings.engines) for step in rival.plan.steps)
+    clear = all(engine.starts_quickly for engine in engines) or timed.median_ms < (1 - TIE) * plan.median_ms
+    return clear and end_to_end.is_faster(timed, plan)
+
+
 _FAILURES: Final = (ConvoyError, RuntimeError, AssertionError, MemoryError)
 """Errors of a compiled program: of its build, its capture, its checks of strides, or for lack of memory."""
 
@@ -206,7 +214,7 @@ def fastest_of(
             times = _times(built, programs, check, _rounds(limits(), settings), timer)
             best = min(programs, key=lambda name: times[name].median_ms if name in times else float("inf"))
             outcome = None
-            if best in times and end_to_end.is_faster(times[best], times[_PLAN]):
+            if best in times and _wins(by_name[best], times[best], times[_PLAN], settings):
                 outcome = check.both(programs[best], limits())
     except _FAILURES:  # the selected plan is there: what fails beside it is no rival
         torch.cuda.empty_cache()
@@ -219,7 +227,11 @@ def fastest_of(
         return replace(built, plan=plan, program=built.program.with_plan(plan))
     program = programs[best]
     plan = replace(program.plan, notes=(*built.plan.notes, f"{note}: {best} runs"))
-    return replace(built, choice=by_name[best].choice, plan=plan, program=program.with_plan(plan), outcome=outcome)
+    strategies = compared(built.choice, net, settings)  # of the net's parts, which the rival's choice does not have
+    choice = replace(
+        by_name[best].choice, strategies=strategies.strategies, predicted=strategies.predicted, left_out=()
+    )
+    return replace(built, choice=choice, plan=plan, program=program.with_plan(plan), outcome=outcome)
 
 
 def _rounds(limits: TimingLimits, settings: Settings) -> TimingLimits:

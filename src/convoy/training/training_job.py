@@ -35,7 +35,7 @@ from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.stored_plans.plan_record import PlanRecord
 from convoy.pipeline.stored_plans.plan_store import plan_store
 from convoy.pipeline.stored_plans.start import start_stored
-from convoy.pipeline.summarize import summarize
+from convoy.pipeline.summarize import SummaryOnDemand, brief_summary, summarize
 from convoy.pipeline.tune_in_time import tune_in_time
 from convoy.plan import Plan
 from convoy.problem import image_layout
@@ -155,7 +155,8 @@ class TrainingJob:
             tuned = tune_in_time(net, settings, database, watch, deadline, build)
             result = self._conclude(tuned.built, tuned.found, ceilings, deadline)
             if tuned.complete:
-                store.keep(result.plan, tuned.built.outcome.baseline_errors.rel_l2_error, result.summary)
+                error = tuned.built.outcome.baseline_errors.rel_l2_error
+                store.keep(result.plan, error, None if result.found is None else brief_summary(result.found))
         return result
 
     def _start(self, clock: Stopwatch) -> StepStart[TrainingResult]:
@@ -250,7 +251,9 @@ class TrainingJob:
             self.net, found, built.choice, plan, program, outcome, self.settings, built.tuned_s, timeline,
             ceilings=ceilings,
         )  # fmt: skip
-        return TrainingResult(self._step(plan, program), plan, summary, measured=summary.tuning.measured)
+        choice = built.choice
+        whole = SummaryOnDemand(summary, choice, plan, self.net, self.settings) if choice.left_out else summary
+        return TrainingResult(self._step(plan, program), plan, whole, measured=summary.tuning.measured)
 
     def replay(self, plan: Plan) -> TrainingResult:
         """Bind a plan that exists already, after checking that it is for this step and target."""

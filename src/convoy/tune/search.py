@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from convoy.collection_pause import collection_paused
 from convoy.deadline import Deadline
 from convoy.engines.activation_sparsity import CURVE, SparsityBucket
 from convoy.engines.base import Engine
@@ -114,7 +115,7 @@ def search(
     protocol = protocol_for(settings.effort, target.device)
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
-    with phase("spaces"), known_spaces(target) as spaces:
+    with phase("spaces"), collection_paused(), known_spaces(target) as spaces:
         make = partial(_space, engines=engines, target=target, settings=settings, spaces=spaces)
         tasks = [TuningTask(make(p, baseline_only, zeros or {}, whole)) for p in distinct]
     source = PredictorSource(engines, target, protocol, database, settings.db)
@@ -141,12 +142,13 @@ def _with_predictions(
     without_memory = [task for task in tasks if task.baseline_ran_out_of_memory()]
     predicted_from = 0
     if unanswered := tasks if cut or effort is Effort.NONE else without_memory:
-        predicted_from = add_predictions(unanswered, source, protocol, report, floor_of)
+        with collection_paused():
+            predicted_from = add_predictions(unanswered, source, protocol, report, floor_of)
     return replace(_result(tasks, effort, cut, len(without_memory)), predicted_from=predicted_from)
 
 
 def _take_stored_rows(tasks: Sequence[TuningTask], target: Target, protocol: Protocol, database: RowStore) -> None:
-    with phase("stored rows"):
+    with phase("stored rows"), collection_paused():
         equivalent = equivalent_targets(target, database.targets().values())
         for task in tasks:
             task.take_known(known_rows(task.problem, target, equivalent, protocol, database))

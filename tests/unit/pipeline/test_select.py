@@ -15,7 +15,7 @@ from convoy.graph.text import parse_graph
 from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.net import Net
-from convoy.pipeline.select import select, stock_us
+from convoy.pipeline.select import compared, select, stock_us
 from convoy.problem import EngineConfig, Knobs
 from convoy.regions import propose
 from convoy.selection import Candidate, RegionNodes, SelectionProblem, solve
@@ -114,6 +114,59 @@ def test_a_baseline_that_is_left_out_for_the_same_bits_is_noted() -> None:
     choice = select(*steady_net(others=True), Settings(deterministic=True))
     assert {c.config.engine for c in choice.selection.chosen} == {"aten", "inductor"}
     assert [note for note in choice.notes if note.startswith("PyTorch's own is excluded: aten.nll_loss2d_forward")]
+
+
+GATED = """graph 1
+input %x: fp32[1,64,8,8]
+%s: fp32[1,64,8,8] = aten.sigmoid.default(%x)
+%y: fp32[1,64,8,8] = aten.mul.Tensor(%s, %x)
+return %y
+"""
+
+
+def gated_net(times: dict[str, float]) -> tuple[Net, SearchResult]:
+    """Two operators that PyTorch takes 5 us each for, and engines their planted time for both."""
+    graph = parse_graph(GATED)
+    regions = propose(graph, layouts=("nchw",), numerics="as_torch")
+    rows: dict[str, list[Measurement]] = {}
+    for region in regions:
+        planted = {"aten": 5.0} if len(region.nodes) == 1 else times
+        for problem in region.problems:
+            rows[problem.key] = [
+                Measurement(problem.key, EngineConfig(engine), "t", "p", Status.OK, samples=9, median_us=us)
+                for engine, us in planted.items()
+            ]
+    captured = SimpleNamespace(graph=graph)
+    return Net("gate", captured, regions, ("nchw",), {}, {}, TARGET, "x"), SearchResult(rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("times", "settings", "winner"),
+    [
+        ({"inductor": 4.0, "cuda.fusion": 4.07}, Settings(), "cuda.fusion"),
+        ({"inductor": 4.0, "cuda.fusion": 4.1}, Settings(), "inductor"),
+        ({"inductor": 4.0, "cuda.fusion": 4.07}, Settings(only_engines=("inductor", "cuda.fusion")), "inductor"),
+        ({"inductor": 4.0, "cuda.fusion": 4.07}, Settings(solver="greedy"), "cuda.fusion"),
+    ],
+)
+def test_of_two_that_are_equally_fast_the_one_that_no_compiler_loads_is_chosen(
+    times: dict[str, float], settings: Settings, winner: str
+) -> None:
+    choice = select(*gated_net(times), settings)
+    assert [candidate.config.engine for candidate in choice.selection.chosen] == [winner]
+    told = [note for note in choice.notes if note.startswith("inductor would save 0.07 us of 4.07")]
+    assert len(told) == (winner == "cuda.fusion")
+
+
+def test_a_first_answer_compares_its_choice_with_others_only_when_it_is_asked() -> None:
+    net, found = gated_net({"inductor": 4.0, "cuda.fusion": 3.0, "triton.pooling": 3.5})
+    settings = Settings(effort="none")
+    first, whole = select(net, found, settings), select(net, found, Settings())
+    assert dict(first.strategies) == {"baseline": 10.0, "exact": 3.0}
+    asked = compared(first, net, settings)
+    assert asked.strategies == whole.strategies
+    assert whole.strategies["single:triton.pooling"] == 3.5
+    assert (asked.predicted, asked.notes, asked.left_out) == (whole.predicted, whole.notes, ())
 
 
 class Unpooled(nn.Module):

@@ -17,6 +17,7 @@ from convoy.pipeline import whole_rivals
 from convoy.pipeline.check.end_to_end import Latency, OutputErrors, TimingLimits
 from convoy.pipeline.check.end_to_end_check import ComparedRun, EndToEndCheck
 from convoy.pipeline.check.verify_predicted import BuiltPlan
+from convoy.pipeline.select import Choice
 from convoy.pipeline.summarize import CheckOutcome
 from convoy.pipeline.whole_rivals import Rival, fastest_of
 from convoy.plan import Plan, Step
@@ -66,7 +67,8 @@ def chosen(
     monkeypatch.setattr(whole_rivals, "_built", lambda plan, net, settings: rivals.get(plan.steps[0].config.engine))
     monkeypatch.setattr("convoy.pipeline.check.end_to_end_check.interleave", planted)
     outcome = CheckOutcome(Latency("torch.eager", 10.0, 0.0), Latency("convoy", selected_ms, 0.0), RIGHT, RIGHT)
-    choice: Any = SimpleNamespace()
+    nothing: Any = None
+    choice = Choice(nothing, nothing, {})
     first: Any = Program(plan("cudnn"), selected_ms)
     built = BuiltPlan(choice, first.plan, first, outcome, "", 0.0)
     offered = [Rival(choice, plan(engine)) for engine in rivals]
@@ -92,6 +94,7 @@ def test_a_slow_cover_gives_way_to_the_whole_net(monkeypatch: pytest.MonkeyPatch
     [
         Program(plan("inductor.whole"), 2.5),
         Program(plan("inductor.whole"), 1.995),  # not by more than the spread
+        Program(plan("inductor.whole"), 1.97),  # a tie, and it takes seconds to load
         Program(plan("inductor.whole"), 1.0, OutputErrors(0.1, 0.1)),  # fast and wrong
     ],
 )
@@ -99,6 +102,10 @@ def test_a_fast_cover_stays_and_its_plan_tells_the_times(monkeypatch: pytest.Mon
     built = chosen(monkeypatch, {"inductor.whole": rival})
     assert built.plan.steps[0].config.engine == "cudnn"
     assert built.plan.notes == (f"the net as one program, ms: inductor.whole nhwc {rival.ms:.3f}; as selected 2.000",)
+
+
+def test_what_loads_at_once_need_only_win_by_more_than_the_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(monkeypatch, {"aten": Program(plan("aten"), 1.97)}).plan.steps[0].config.engine == "aten"
 
 
 def test_what_cannot_be_built_or_takes_too_long_to_build_is_no_rival(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import json
 import re
 
 import pytest
@@ -82,6 +83,11 @@ def test_the_json_says_which_times_are_predicted() -> None:
     assert data["selection"]["predicted"]
     assert data["selection"]["strategies"][0] == dataclasses.asdict(Strategy("exact", 60.0, predicted=True))
     assert not summary().to_dict()["selection"]["predicted"]
+
+
+def test_the_json_has_every_field() -> None:
+    for each in (BOTH, summary()):
+        assert json.dumps(each.to_dict()) == json.dumps(dataclasses.asdict(each))
 
 
 def test_one_line_says_what_the_floor_is_and_why_a_slower_step_may_be_right() -> None:

@@ -79,6 +79,7 @@ class InductorEngine(Engine):
     fuses_subgraphs = True
     trusted = False
     builds_on_device = True
+    starts_quickly = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Subgraphs without convolutions, of several operators or one that gains by compiling, if there is a compiler."""

@@ -119,6 +119,7 @@ class InductorWhole(Engine):
     family = "compiler"
     trusted = False
     builds_on_device = True
+    starts_quickly = False
     patterns = (PATTERN,)
     only_its_patterns = True
     only_numerics = ("as_torch", "half")

@@ -7,6 +7,7 @@ import datetime as dt
 from contextlib import suppress
 from typing import Final
 
+from convoy.collection_pause import collection_paused
 from convoy.errors import InputError, PlanError
 from convoy.perfdb import Database
 from convoy.pipeline.ceilings import BUSY
@@ -73,7 +74,7 @@ class PlanStore:
         """
         if plan.baseline and BUSY in plan.notes:
             return
-        with phase("stored plan"), suppress(ValueError):  # a figure that is not finite
+        with phase("stored plan"), collection_paused(), suppress(ValueError):  # a figure that is not finite
             problems = None if self._of_all_rows else _problem_keys(self._net)
             notes = tuple(note for note in plan.notes if not note.startswith(NOT_USED))
             record = PlanRecord(

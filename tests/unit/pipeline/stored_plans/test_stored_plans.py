@@ -75,12 +75,16 @@ def test_the_next_call_runs_the_same_plan_and_says_so(settings: Settings, search
 def test_the_report_has_the_figures_of_the_search(settings: Settings) -> None:
     model = net()
     first, second = tuned(model, settings).summary, tuned(model, settings).summary
-    changed = {"tuning", "notes"}
+    changed = {"tuning", "notes", "selection"}
     for field in dataclasses.fields(first):
         if field.name not in changed:
             assert getattr(second, field.name) == getattr(first, field.name), field.name
     assert second.notes[-1].startswith(FROM_DATABASE)
     assert second.tuning.measured == 0
+    others = tuple(one for one in first.selection.strategies if one.strategy in ("baseline", "exact"))
+    assert len(first.selection.strategies) > len(others) == 2  # a first answer computes the rest when it is asked
+    stored = dataclasses.replace(first.selection, strategies=others, greedy_us=0.0)
+    assert second.selection == stored
 
 
 def test_other_weights_of_the_same_net_start_from_the_plan(settings: Settings, searches: list[str]) -> None:

@@ -16,6 +16,7 @@ from convoy.program.recording import first_line
 from convoy.settings import Settings
 from convoy.torch_compile.compiled_passes import compile_passes
 from convoy.torch_compile.dispatch_modes import without_modes
+from convoy.torch_compile.float_inputs import fix_floats
 from convoy.torch_compile.inference_graph import InferenceGraph
 from convoy.torch_compile.symbolic_graph import SymbolicGraph
 from convoy.user_warning import warn_user
@@ -52,6 +53,7 @@ def dynamo_backend(
     reason = _why_not(example_inputs)
     if reason:
         return _as_caught(graph_module, reason)
+    fix_floats(graph_module)
     if all(isinstance(value, torch.Tensor) and not _is_symbolic(value) for value in example_inputs):
         return _compiled(graph_module, example_inputs, settings)
 

@@ -331,6 +331,36 @@ def test_more_shapes_than_are_compiled_are_left_to_pytorch_with_a_warning(
     assert len(graphs) == 1
 
 
+class Scaled(nn.Module):
+    """Has floats of PyTorch's and of its own, which Dynamo makes inputs under `dynamic=True`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.factor = nn.BatchNorm2d(4), 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) * self.factor
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_floats_of_modules_are_constants_under_dynamic(
+    graphs: list[InferenceGraph], options: dict[str, Any], training: bool
+):
+    module = Scaled().train(training)
+    stock = copy.deepcopy(module)
+    compiled = torch.compile(module, backend="convoy", options=options, dynamic=True)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        for x in (X, X, torch.cat((X, X))):
+            close(compiled(x), stock(x))
+        module.factor = stock.factor = 2.0
+        for x in (X, X):
+            close(compiled(x), stock(x))
+    close(module.norm.running_mean, stock.norm.running_mean)
+    if not training:
+        assert len([graph for graph in graphs if graph.plan is not None]) == 2
+
+
 def test_a_default_device_and_a_dispatch_mode_around_the_first_call(
     graphs: list[InferenceGraph], options: dict[str, Any]
 ):

@@ -14,6 +14,7 @@ from convoy.capture.passes.fold_batch_norm import fold_batch_norm, replace_batch
 from convoy.capture.passes.fold_constants import copy_returned_constants, fold_constants
 from convoy.capture.passes.fold_pad import fold_pad
 from convoy.capture.passes.fold_scale import fold_scale
+from convoy.capture.passes.instance_norm import instance_norm
 from convoy.capture.passes.note_randomness import note_randomness
 from convoy.capture.passes.one_dimensional import one_dimensional
 from convoy.capture.passes.permuted_layers import permuted_layers
@@ -31,6 +32,7 @@ PASSES = (
     remove_identities,
     fold_constants,
     permuted_layers,
+    instance_norm,
     one_dimensional,
     three_dimensional,
     transposed_convolutions,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 import torch
 
 from convoy.engines.subgraph import parse_subgraph
 from convoy.graph.ir import Graph, Node, Ref
-from convoy.problem import SubgraphProblem
+from convoy.problem import SubgraphProblem, volume_layout
 from convoy.regions.activation import activation_of
 from convoy.regions.epilogue import only_reader
 
@@ -28,8 +29,8 @@ class GroupNorm:
     """The computation of a subgraph: y = activation((x - mean) / sqrt(variance + eps) * scale + shift) by image and group.
 
     Attributes:
-        images: images.
-        pixels: pixels of an image.
+        images: images or volumes.
+        pixels: pixels of an image or volume.
         channels: channels, `groups` times as many as a group has.
         groups: groups of channels.
         scale: whether there is a factor for each channel, the first constant.
@@ -37,6 +38,7 @@ class GroupNorm:
         eps: added to the variance.
         activation: one of `ACTIVATIONS`.
         dtype: of all values.
+        volumes: whether x is [n, c, d, h, w].
     """
 
     images: int
@@ -48,6 +50,12 @@ class GroupNorm:
     eps: float
     activation: str
     dtype: str
+    volumes: bool = False
+
+    @property
+    def layout(self) -> str:
+        """The memory format in which a pixel's channels are neighbours."""
+        return volume_layout("nhwc") if self.volumes else "nhwc"
 
     @property
     def size(self) -> int:
@@ -56,7 +64,7 @@ class GroupNorm:
 
     @staticmethod
     def of(problem: SubgraphProblem) -> GroupNorm | None:
-        """The computation of a subgraph of images; None if it is no such group norm."""
+        """The computation of a subgraph of images or volumes; None if it is no such group norm."""
         graph = parse_subgraph(problem.text)
         if not 1 <= len(graph.nodes) <= 2 or len(graph.inputs) != 1 or graph.outputs != graph.nodes[-1].outputs:
             return None
@@ -82,12 +90,15 @@ def _norm(graph: Graph, node: Node, activation: str) -> GroupNorm | None:
     spec = graph.values[x.name].spec
     constants = [value.name for value in graph.constants()]
     given = [arg.name for arg in (scale, shift) if isinstance(arg, Ref)]
-    if len(spec.shape) != 4 or given != constants or groups < 1 or spec.shape[1] % groups:
+    if len(spec.shape) not in (4, 5) or given != constants or groups < 1 or spec.shape[1] % groups:
         return None
-    n, c, h, w = spec.shape
+    n, c, *sides = spec.shape
     if any(graph.values[name].spec.shape != (c,) or graph.values[name].spec.dtype != spec.dtype for name in constants):
         return None
-    return GroupNorm(n, h * w, c, groups, scale is not None, shift is not None, eps, activation, spec.dtype)
+    return GroupNorm(
+        *(n, prod(sides), c, groups, scale is not None, shift is not None, eps, activation, spec.dtype),
+        volumes=len(sides) == 3,
+    )
 
 
 def group_norms(graph: Graph) -> Iterator[Sequence[str]]:

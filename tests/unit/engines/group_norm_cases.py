@@ -3,7 +3,7 @@
 from convoy.problem import SubgraphProblem
 
 CASES = {
-    # n, c, groups, h, w, dtype, the activation behind the norm, whether the norm has a scale and a shift
+    # n, c, groups, h (of volumes d and h), w, dtype, the activation behind the norm, whether the norm has a scale and a shift
     "silu": (2, 32, 8, 17, 19, "fp32", "silu", True),
     "alone": (1, 24, 2, 3, 5, "fp32", "", True),
     "relu": (3, 16, 16, 4, 4, "fp32", "relu", True),
@@ -11,15 +11,20 @@ CASES = {
     "groups of ten": (1, 80, 8, 4, 5, "fp16", "silu", True),
     "without constants": (2, 12, 4, 3, 4, "fp32", "silu", False),
     "one pixel": (2, 32, 8, 1, 1, "fp32", "silu", True),
+    "volumes": (2, 16, 4, (3, 5), 4, "fp32", "silu", True),
+    "instances of volumes": (2, 24, 24, (4, 3), 5, "fp16", "relu", True),
+    "instances without constants": (3, 8, 8, 5, 7, "fp32", "", False),
     "halves": (2, 64, 32, 6, 6, "fp16", "silu", True),
 }
 
 
-def piece(name, dtype="", layout="nhwc"):
-    """The piece of a case."""
+def piece(name, dtype="", layout=""):
+    """The piece of a case; in channels_last unless a layout is given."""
     n, c, groups, h, w, own, behind, affine = CASES[name]
     dtype = dtype or own
-    images, row = f"{dtype}[{n},{c},{h},{w}]", f"{dtype}[{c}]"
+    sides = (*h, w) if isinstance(h, tuple) else (h, w)
+    layout = layout or ("ndhwc" if len(sides) == 3 else "nhwc")
+    images, row = f"{dtype}[{n},{c},{','.join(map(str, sides))}]", f"{dtype}[{c}]"
     lines = ["graph 1", f"input %x: {images}"]
     lines += [f"constant %g: {row}", f"constant %b: {row}"] if affine else []
     constants = "%g, %b" if affine else "None, None"

@@ -20,7 +20,10 @@ _CONVOLUTIONS: Final[dict[str, tuple[str, tuple[tuple[int, int], ...]]]] = {
 """1-D operator → 2-D operator, and its sizes: position, and the value for the rows."""
 
 _NORMS: Final = frozenset(
-    {"aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default", "aten.native_batch_norm.default"}
+    {
+        *("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default"),
+        *("aten.native_batch_norm.default", "aten.group_norm.default"),
+    }
 )
 _BACKWARD: Final = "aten.convolution_backward.default"
 _BACKWARD_SIZES: Final = ((4, 1), (5, 0), (6, 1), (8, 0))
@@ -37,8 +40,8 @@ def one_dimensional(draft: Draft) -> None:
             %z2 = aten.relu.default(%y2)
             %z = aten.squeeze.dim(%z2, 2)
 
-    Transposed convolutions and backward passes likewise. Pointwise operators, batch norms at inference and concatenations along
-    channels stay in 2-D between convolutions, so that epilogues include them.
+    Transposed convolutions and backward passes likewise. Pointwise operators, group norms, batch norms at inference and
+    concatenations along channels stay in 2-D between convolutions, so that epilogues include them.
     """
     if not any(_is_convolution(draft, node) for node in draft.nodes):
         return

@@ -1,4 +1,4 @@
-"""cpu.group_norm: group norm of channels_last images with ReLU, SiLU or nothing behind it, in C (docs/kernels/cpu.md)."""
+"""cpu.group_norm: group norm of channels_last images or volumes, with ReLU, SiLU or nothing, in C (docs/kernels/cpu.md)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class GroupNormCpu(CpuSubgraphEngine):
     devices = ("cpu",)
     native = True
     does = "computes group norms"
-    layouts = ("nhwc",)
+    layouts = ("nhwc", "ndhwc")
     fuses_subgraphs = True
 
     def fusions(self, graph: Graph) -> Iterable[Sequence[str]]:
@@ -86,6 +86,8 @@ class GroupNormCpu(CpuSubgraphEngine):
         norm = GroupNorm.of(problem)
         if norm is None:
             return "computes a group norm of images with ReLU, SiLU or no activation, got another subgraph"
+        if problem.layout != norm.layout:
+            return f"needs layout {norm.layout}, got {problem.layout}"
         return "" if norm.dtype in STORED else f"needs {' or '.join(STORED)}, got {norm.dtype}"
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:

@@ -35,6 +35,14 @@ def dense_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def as_images(tensor: torch.Tensor) -> torch.Tensor:
+    """A volume [n, c, d, h, w] in channels_last_3d as an NHWC image [n, c, d * h, w] of the same memory; others as they are."""
+    if tensor.dim() != 5:
+        return tensor
+    n, c, d, h, w = tensor.shape
+    return tensor.view(n, c, d * h, w) if tensor.numel() else tensor.flatten(2, 3)
+
+
 def sliced_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor if it is dense NHWC, or a 16-byte aligned channel slice of one; raises LaunchError otherwise."""
     if tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last):

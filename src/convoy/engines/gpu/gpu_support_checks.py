@@ -91,14 +91,14 @@ def first_layer_support(
     return Support.yes()
 
 
-def subgraph_support(problem: Problem, target: Target, does: str) -> Support:
-    """Accept an NHWC subgraph that PyTorch can run, on compute capability 8.0 or newer."""
+def subgraph_support(problem: Problem, target: Target, does: str, layout: str = "nhwc") -> Support:
+    """Accept a subgraph in one layout that PyTorch can run, on compute capability 8.0 or newer."""
     if not isinstance(problem, SubgraphProblem):
         return Support.no(f"{does}, got {type(problem).__name__}")
     if not (found := device_support(target, 80)):
         return found
-    if problem.layout != "nhwc":
-        return Support.no(f"needs layout nhwc, got {problem.layout}")
+    if problem.layout != layout:
+        return Support.no(f"needs layout {layout}, got {problem.layout}")
     return torch_support(problem)
 
 

@@ -1,4 +1,4 @@
-"""triton.group_norm: a group norm of NHWC images with ReLU or SiLU, in two launches (docs/kernels/triton.md)."""
+"""triton.group_norm: a group norm of NHWC images or volumes with ReLU or SiLU, in two launches (docs/kernels/triton.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
-from convoy.engines.gpu.device_tensors import dense_nhwc
+from convoy.engines.gpu.device_tensors import as_images, dense_nhwc
 from convoy.engines.gpu.gpu_support_checks import subgraph_support, values_support
 from convoy.engines.group_norm import GroupNorm, group_norms
 from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
@@ -56,7 +56,7 @@ class GroupNormExecutable(Executable):
         norm, y = self.norm, buffers.results[0]
         if y is None or workspace is None:
             raise LaunchError("triton.group_norm: no tensor was given to write to")
-        x, y = dense_nhwc("x", buffers.args[0]), dense_nhwc("y", y)
+        x, y = dense_nhwc("x", as_images(buffers.args[0])), dense_nhwc("y", as_images(y))
         parts = workspace[: self.workspace_bytes].view(torch.float32)
         scale, shift = buffers.constants or (None, None)
         grid = (self.parts, norm.images, self._columns)
@@ -117,11 +117,11 @@ class TritonGroupNorm(Engine):
         return group_norms(graph)
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Group norms of NHWC images in fp16, bf16 or fp32, on capability 8.0 and newer."""
-        if not (found := subgraph_support(problem, target, "computes group norms")):
+        """Group norms of NHWC images or volumes in fp16, bf16 or fp32, on capability 8.0 and newer."""
+        norm = GroupNorm.of(problem) if isinstance(problem, SubgraphProblem) else None
+        layout = "nhwc" if norm is None else norm.layout
+        if not (found := subgraph_support(problem, target, "computes group norms", layout)):
             return found
-        assert isinstance(problem, SubgraphProblem)
-        norm = GroupNorm.of(problem)
         if norm is None:
             return Support.no("computes a group norm of images with ReLU, SiLU or no activation, got another subgraph")
         if not 0 < norm.images <= MOST_IMAGES or norm.size > MOST_SIZE or not norm.pixels:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
-from convoy.engines.gpu.device_tensors import as_floats, checked, descriptor, round_tf32, scratch, vector
+from convoy.engines.gpu.device_tensors import as_floats, as_images, checked, descriptor, round_tf32, scratch, vector
 from convoy.engines.gpu.gpu_support_checks import is_strict
 from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits, box_type, pack_bias
 from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
@@ -23,12 +23,6 @@ _BOX_SIZES: Final = ("tiles_k", "tiles_d", "tiles_h", "tiles_w", "c_blocks", "it
 _GATHER_SIZES: Final = ("pixels", "out_d", "p", "q", "depth", "h", "width", "c", "k", "c_blocks", "iterations",
                         "iterations_split", "tiles_k", "pad_d", "pad_h", "pad_w", "dilation_d", "dilation_h",
                         "dilation_w")  # fmt: skip
-
-
-def images(tensor: torch.Tensor) -> torch.Tensor:
-    """A volume [n, c, d, h, w] in ndhwc as an NHWC image [n, c, d * h, w] of the same memory."""
-    n, c, d, h, w = tensor.shape
-    return tensor.view(n, c, d * h, w) if tensor.numel() else tensor.flatten(2, 3)
 
 
 class VolumeExecutable(Executable):
@@ -65,7 +59,7 @@ class VolumeExecutable(Executable):
     def operands(
         self, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, residual: torch.Tensor | None
     ) -> list[Any]:
-        """The kernel's first four arguments, of tensors as `images` sees them or the partial sums as y."""
+        """The kernel's first four arguments, of tensors as `as_images` sees them or the partial sums as y."""
 
     @property
     @abstractmethod
@@ -77,8 +71,8 @@ class VolumeExecutable(Executable):
         problem = self.problem
         if not problem.y_spec.elements:
             return
-        args = tuple(images(arg) for arg in buffers.args)
-        seen = Buffers(args, [result if result is None else images(result) for result in buffers.results])
+        args = tuple(as_images(arg) for arg in buffers.args)
+        seen = Buffers(args, [result if result is None else as_images(result) for result in buffers.results])
         x, y, residual = checked(seen, problem.epilogue.residual)
         weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
         grid = (math.prod(self.tile.tiles(problem)), self.splits, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -51,7 +52,9 @@ def write_checked(path: Path, nets: Sequence[BoundNet], info: ModelInfo, *, port
         temporary.unlink(missing_ok=True)
 
 
-_OTHER_BITS = {
+_GPU_RUNS: Final = 20
+
+_OTHER_BITS: Final = {
     "cpu": "the packaged code gives other bits than the program; set CONVOY_MAX_CPU_ISA to an instruction set of this CPU, and "
     "report this as a bug",
     "cuda": "the recorded launches give other bits than the program; report this as a bug",
@@ -74,8 +77,10 @@ def _gives_same_bits(
     own = CudaGraphProgram(bound, device) if device.type == "cuda" else ChainedProgram(bound, device)
     assert program.runnable is not None
     with torch.no_grad():
-        first, second, packaged = (_bits(run, inputs) for run in (own, own, program.runnable))
-    return first != second or first == packaged
+        first, second = _bits(own, inputs), _bits(own, inputs)
+        # Launches of a GPU that overlap where they must not show in some runs only.
+        runs = _GPU_RUNS if device.type == "cuda" else 1
+        return first != second or all(first == _bits(program.runnable, inputs) for _ in range(runs))
 
 
 def _bits(run: Runnable, inputs: tuple[torch.Tensor, ...]) -> list[bytes]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -53,6 +54,7 @@ class KernelFunctions:
             if cubin not in modules:
                 modules[cubin] = self.checked(cuda.cuModuleLoadData(cubin), name)
             self._functions.append(self.checked(cuda.cuModuleGetFunction(modules[cubin], name.encode()), name))
+        _at_end_of(self, _unload, list(modules.values()))
 
     def checked(self, answer: tuple[Any, ...], what: str) -> Any:
         """The result of a driver's call; raises PackageError if it failed."""
@@ -113,6 +115,7 @@ class PackagedCudaProgram:
         self._outputs = [self._tensor(one, graph.places) for one in graph.outputs]
         self._exec = self._built(graph)
         self._done = torch.cuda.Event() if device.type == "cuda" else None
+        _at_end_of(self, _destroy, self._exec, self._done)
 
     @property
     def resident_bytes(self) -> int:
@@ -163,11 +166,11 @@ class PackagedCudaProgram:
         try:
             context = checked(cuda.cuCtxGetCurrent(), "the context")
             nodes = [self._node(graph, node, context) for node in recorded.nodes]
-            if recorded.edges:
-                before = [nodes[edge.before] for edge in recorded.edges]
-                after = [nodes[edge.after] for edge in recorded.edges]
-                kinds = [_edge_data(programmatic=edge.programmatic) for edge in recorded.edges]
-                checked(cuda.cuGraphAddDependencies(graph, before, after, kinds, len(before)), "the graph's edges")
+            for edge in recorded.edges:
+                # One at a time: edges that cuda-bindings was given as one list got wrong kinds (measured on an H100).
+                kind = [_edge_data(programmatic=edge.programmatic)]
+                between = [nodes[edge.before]], [nodes[edge.after]]
+                checked(cuda.cuGraphAddDependencies(graph, *between, kind, 1), "the graph's edges")
             return checked(cuda.cuGraphInstantiate(graph, 0), "the graph")
         finally:
             cuda.cuGraphDestroy(graph)
@@ -215,6 +218,23 @@ class PackagedCudaProgram:
         for at, place in argument.addresses:
             struct.pack_into("<Q", found, at, self._address(place))
         return bytes(found)
+
+
+def _at_end_of(owner: object, free: Callable[..., None], *given: Any) -> None:
+    """Free what the driver holds for an object when nobody holds the object any more; the driver itself does so at the exit."""
+    weakref.finalize(owner, free, *given).atexit = False
+
+
+def _unload(modules: Sequence[Any]) -> None:
+    for module in modules:
+        driver().cuModuleUnload(module)
+
+
+def _destroy(executable: Any, done: torch.cuda.Event | None) -> None:
+    """Destroy an executable graph once its last run has ended: its memory is freed next."""
+    if done is not None:
+        done.synchronize()
+    driver().cuGraphExecDestroy(executable)
 
 
 def with_address(tensor_map: bytes, address: int, functions: KernelFunctions) -> bytes:

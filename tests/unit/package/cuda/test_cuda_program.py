@@ -19,7 +19,8 @@ from convoy.errors import PackageError
 from convoy.package.cuda.cuda_program import KernelFunctions, PackagedCudaProgram
 from tests.unit.package.cuda.recorded import Scaled, W, launches
 
-ctypes.CDLL("libcuda.so.1").fake_cuda_enter()
+fake = ctypes.CDLL("libcuda.so.1")
+fake.fake_cuda_enter()
 KERNELS = [("affine", b"fake cubin"), ("doubled", b"fake cubin")]
 known = {}
 made = [
@@ -37,6 +38,9 @@ except PackageError as error:
     assert "net.convoy" in str(error) and "CUDA_ERROR_INVALID_VALUE" in str(error), error
 else:
     raise AssertionError("a binary that the driver refuses")
+assert fake.fake_cuda_alive() == 4, fake.fake_cuda_alive()  # two modules, two graphs
+del program, made
+assert fake.fake_cuda_alive() == 0, fake.fake_cuda_alive()
 print("right")
 """
 

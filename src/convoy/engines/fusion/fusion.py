@@ -43,7 +43,7 @@ the last place of fp32."""
 _MOVES_OR_REDUCES: Final = frozenset({
     "cat", "stack", "split", "split_with_sizes", "chunk", "adaptive_avg_pool2d", "avg_pool2d", "max_pool2d",
     "max_pool2d_with_indices", "mean", "sum", "amax", "softmax", "_softmax", "log_softmax", "_log_softmax",
-    "linalg_vector_norm", "unbind",
+    "linalg_vector_norm", "unbind", "adaptive_avg_pool3d", "avg_pool3d", "max_pool3d", "max_pool3d_with_indices",
     "layer_norm", "native_layer_norm", "rms_norm", "batch_norm", "upsample_bilinear2d", "upsample_nearest1d",
     "upsample_nearest2d", "upsample_nearest3d", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "glu",
 })  # fmt: skip

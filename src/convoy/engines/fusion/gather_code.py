@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Final
 
 from convoy.engines.fusion.code_text import LANE, CodeText, Operand, literal
@@ -17,37 +18,36 @@ _UNROLLED: Final = 25
 
 
 def windowed(code: CodeText, evaluate: Evaluate, tensor: Windowed, at: Coordinates) -> Operand | None:
-    """A pooling: the window's rows and columns in two loops, without positions in the padding.
+    """A pooling: the window's rows, columns and slices each in a loop, without positions in the padding.
 
     None where the lanes of a vector have different windows.
     """
-    pool, sides = tensor.pool, tensor.of.shape[2:]
-    sizes = ((pool.window_h, pool.stride_h, pool.pad_h), (pool.window_w, pool.stride_w, pool.pad_w))
+    sizes, sides = tensor.window.sides, tensor.of.shape[2:]
     starts = [place * stride - pad for place, (_, stride, pad) in zip(at[2:], sizes, strict=True)]
     if code.in_vectors and any(LANE in start.names() for start in starts):
         return None
-    maximum = pool.kind == "max"
+    maximum = tensor.window.kind == "max"
     found = code.variable(literal(float("-inf")) if maximum else "0.0f")
     _window(code, evaluate, tensor, at, starts, found)
     if not maximum:
         spans = [
-            _span(code, start, size, side, pad, counted=pool.count_include_pad)
+            _span(code, start, size, side, pad, counted=tensor.window.counted)
             for start, (size, _, pad), side in zip(starts, sizes, sides, strict=True)
         ]
-        code.assign(found, Operand(f"(float)({spans[0]} * {spans[1]})"), "op_div")
+        code.assign(found, Operand(f"(float)({' * '.join(spans)})"), "op_div")
     return found
 
 
 def _window(
     code: CodeText, evaluate: Evaluate, tensor: Windowed, at: Coordinates, starts: Sequence[Index], found: Operand
 ) -> None:
-    sizes = (tensor.pool.window_h, tensor.pool.window_w)
-    operation = "op_maximum" if tensor.pool.kind == "max" else "op_add"
-    unroll = "UNROLL " if sizes[0] * sizes[1] <= _UNROLLED else ""
+    sizes = [size for size, _, _ in tensor.window.sides]
+    operation = "op_maximum" if tensor.window.kind == "max" else "op_add"
+    unroll = "UNROLL " if prod(sizes) <= _UNROLLED else ""
     places: list[Index] = []
 
     def inner(dim: int) -> None:
-        if dim == 2:
+        if dim == len(sizes):
             code.assign(found, evaluate(tensor.of, (*at[:2], *places)), operation)
             return
         side, step = tensor.of.shape[2 + dim], Var(code.name("r"), sizes[dim])

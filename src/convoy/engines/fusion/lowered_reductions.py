@@ -8,10 +8,10 @@ from typing import Final
 
 from convoy.engines.fusion.lowered_elementwise import constant, elementwise
 from convoy.engines.fusion.lowered_movement import reshaped
+from convoy.engines.fusion.lowered_poolings import IMAGES, VOLUMES, pooled
 from convoy.engines.fusion.node_call import NEEDED, NodeCall, dimension, integers
-from convoy.engines.fusion.tensors import NotFusibleError, Reduced, Tensor, Windowed, broadcast
+from convoy.engines.fusion.tensors import NotFusibleError, Reduced, Tensor, broadcast
 from convoy.graph.ir import Arg, Symbol
-from convoy.regions.pool import pool_of
 
 Rule = Callable[[NodeCall], Tensor]
 
@@ -58,17 +58,7 @@ def _whole(call: NodeCall) -> Tensor:
 
 
 def _pool(call: NodeCall) -> Tensor:
-    pool = pool_of(call.graph, call.node)
-    if pool is None:
-        raise NotFusibleError(f"does not know this form of {call.node.op}")
-    tensor = call.tensor(call.node.args[0])
-    h, w = tensor.shape[2:]
-    whole = (pool.window_h, pool.window_w) == (h, w) and call.spec.shape[2:] == (1, 1)
-    if whole and pool.kind == "avg" and not pool.pad_h + pool.pad_w and h * w > 1:
-        return mean(tensor, (2, 3))
-    if (pool.window_h, pool.window_w, pool.stride_h, pool.stride_w) == (1, 1, 1, 1):
-        return tensor
-    return Windowed(call.spec.shape, tensor, pool)
+    return pooled(call, mean)
 
 
 def _norm(call: NodeCall) -> Tensor:
@@ -133,7 +123,7 @@ def _rms_norm(call: NodeCall) -> Tensor:
 REDUCTIONS: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("mean.dim", "sum.dim_IntList", "amax.default"), _reduction),
     **dict.fromkeys(("mean.default", "sum.default"), _whole),
-    **dict.fromkeys(("adaptive_avg_pool2d", "avg_pool2d", "max_pool2d", "max_pool2d_with_indices"), _pool),
+    **dict.fromkeys((*IMAGES, *VOLUMES), _pool),
     **dict.fromkeys(("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default"), _softmax),
     **dict.fromkeys(("layer_norm", "native_layer_norm"), _layer_norm),
     "rms_norm": _rms_norm,

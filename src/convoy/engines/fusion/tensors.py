@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Literal
 
 from convoy.engines.fusion.index_math import Index, joined, number, taken_apart
-from convoy.problem import Pool
 
 Coordinates = tuple[Index, ...]
 
@@ -165,12 +164,27 @@ class Concatenated(Tensor):
         return list(pairwise(ends))
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The window of a pooling.
+
+    Attributes:
+        kind: `max` or `avg`.
+        sides: size, stride and padding of each side behind the channels.
+        counted: whether an average counts padding.
+    """
+
+    kind: Literal["max", "avg"]
+    sides: tuple[tuple[int, ...], ...]
+    counted: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Windowed(Tensor):
     """A pooling."""
 
     of: Tensor
-    pool: Pool
+    window: Window
 
     def reads(self) -> Iterator[Tensor]:
         """The value."""

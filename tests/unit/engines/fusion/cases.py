@@ -265,6 +265,15 @@ CASES = {
     "max pooling": pool("max_pool2d", (1, 16, 9, 11), (3, 3), (2, 2), (1, 1)),
     "max pooling, ceil": pool("max_pool2d", (2, 3, 8, 8), (3, 3), (2, 2), (0, 0), (1, 1), True, layout="nchw"),
     "average pooling": pool("avg_pool2d", (1, 8, 7, 9), (3, 3), (2, 2), (1, 1), False, False),
+    "max pooling of volumes": pool("max_pool3d", (1, 16, 5, 6, 7), (3, 2, 3), (2, 2, 1), (1, 0, 1), layout="ndhwc"),
+    "max pooling of volumes, ceil": pool(
+        "max_pool3d", (2, 3, 5, 6, 7), 2, (), 0, 1, True, dtype="fp32", layout="ncdhw"
+    ),
+    "average pooling of volumes": pool("avg_pool3d", (1, 8, 4, 7, 5), 3, 2, 1, True, False, layout="ndhwc"),
+    "average pooling of volumes, counted": pool(
+        "avg_pool3d", (2, 8, 5, 4, 5), (2, 3, 3), (2, 2, 2), (1, 1, 1), True, True, dtype="fp32", layout="ndhwc"
+    ),
+    "mean of volumes": pool("adaptive_avg_pool3d", (2, 16, 3, 4, 5), (1, 1, 1), layout="ndhwc"),
     "average pooling, counted": pool("avg_pool2d", (1, 8, 7, 8), (3, 2), (2, 2), (1, 1), True, True, dtype="fp32"),
     "softmax": softmax((2, 10, 3, 50), 3, layout="nchw"),
     "softmax, channels": softmax((2, 19, 3, 4), 1, "bf16"),

@@ -81,7 +81,7 @@ def test_another_process_reads_the_list_and_the_workspaces(target, monkeypatch):
     found = ENGINE.space(problem, target)
     sizes = [ENGINE.workspace_bytes(problem, knobs) for knobs in known(problem, target)]
     cudnn.offered_plans.cache_clear()
-    surveys.announced.cache_clear()
+    surveys.known_workspaces.cache_clear()
     monkeypatch.setattr(surveys, "recommending", lambda *_: pytest.fail("asked cuDNN again"))
     assert ENGINE.space(problem, target) == found
     assert [ENGINE.workspace_bytes(problem, knobs) for knobs in known(problem, target)] == sizes

@@ -34,7 +34,7 @@ def typed(problem, dtype, **rest):
 def clear():
     library.absence.cache_clear()
     cudnn.offered_plans.cache_clear()
-    surveys.announced.cache_clear()
+    surveys.known_workspaces.cache_clear()
     plans.facts.cache_clear()
     plans.noted.cache_clear()
 
@@ -144,6 +144,24 @@ def test_another_process_asks_cudnn_for_nothing_again(install):
     assert fake.queries == queries
     other = replace(H100, versions=(("cudnn", "9.20.0"),))
     assert "no plan" in ENGINE.supports(fused, other).reason
+
+
+def test_convolutions_that_differ_in_what_follows_the_graph_share_an_answer(install, monkeypatch):
+    install(plan(1), plan(2))
+    asked = []
+    ask = surveys.recommending
+    monkeypatch.setattr(surveys, "recommending", lambda *graph: asked.append(graph[1]) or ask(*graph))
+    relu = replace(PLAIN, epilogue=Epilogue(bias=True, activation="relu"))
+    hardswish = replace(PLAIN, epilogue=Epilogue(bias=True, activation="hardswish"))  # no operation of cuDNN's
+    biased = replace(PLAIN, epilogue=Epilogue(bias=True))
+    offers = [names(problem) for problem in (PLAIN, relu, hardswish, biased)]
+    assert asked == [Epilogue(), relu.epilogue, biased.epilogue]
+    assert offers[2] == offers[3]
+    clear()
+    assert [names(problem) for problem in (biased, hardswish, relu, PLAIN)] == offers[::-1]
+    assert len(asked) == 3
+    knobs = ENGINE.space(hardswish, H100)[0]
+    assert not ENGINE.asks_for_workspace(hardswish, knobs)
 
 
 def test_a_refusal_is_kept_and_another_error_is_not(install, monkeypatch):

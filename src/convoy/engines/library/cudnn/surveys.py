@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, cast
 
@@ -52,7 +53,6 @@ def recommended(problem: ConvolutionProblem, fused: Epilogue, where: str, *, exa
     return tuple(sorted(_survey(problem, fused, INEXACT, where), key=lambda plan: plan not in direct))
 
 
-@lru_cache(maxsize=4096)
 def announced(problem: ConvolutionProblem, fused: Epilogue, device: int) -> dict[CudnnPlan, int]:
     """Workspaces in bytes of the plans that were recommended for a graph so far; `recommended` adds them.
 
@@ -61,13 +61,25 @@ def announced(problem: ConvolutionProblem, fused: Epilogue, device: int) -> dict
         fused: the part of its epilogue that is in the graph.
         device: PyTorch's current device, part of the cache's key.
     """
-    del problem, fused, device
+    return known_workspaces(_as_in_graph(problem, fused), device)
+
+
+@lru_cache(maxsize=4096)
+def known_workspaces(problem: ConvolutionProblem, device: int) -> dict[CudnnPlan, int]:
+    """The same of a convolution whose epilogue is in the graph."""
+    del problem, device
     return {}
+
+
+def _as_in_graph(problem: ConvolutionProblem, fused: Epilogue) -> ConvolutionProblem:
+    """The convolution with the epilogue that the graph has: convolutions that differ in what follows it share an answer."""
+    pool = problem.epilogue.pool
+    return replace(problem, epilogue=replace(fused, pool=pool))
 
 
 def _survey(problem: ConvolutionProblem, fused: Epilogue, without: Sequence[str], where: str) -> tuple[CudnnPlan, ...]:
     """The recommended plans that carry none of some notes, and that the device can run."""
-    found = _kept(problem, fused, without, where)
+    found = _kept(_as_in_graph(problem, fused), fused, without, where)
     announced(problem, fused, library.device()).update(found)
     return tuple(plan for plan in found if not denial(problem, plan))
 

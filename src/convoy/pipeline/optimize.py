@@ -252,8 +252,8 @@ def load(
     """
     stock, options = checked_model(model), checked_settings(settings)
     given, named = checked_arguments(stock, args, kwargs)
-    paths = [path] if isinstance(path, (str, Path)) else list(path)
-    first = plans.load_plans(Path(paths[0]))
+    paths = plans.paths_of(path)
+    first = plans.load_plans(paths[0])
     with preserve_global_state():
         if isinstance(first, plans.PlansForSizes):
             if len(paths) > 1:
@@ -263,7 +263,7 @@ def load(
         program = _program_for(first, stock, given, named, options)
         module = OptimizedModule(stock, program, given, named, ModelTuner(first.model, options), options.check)
         for further in paths[1:]:
-            plan = plans.load(Path(further))
+            plan = plans.load(further)
             others = arguments_of(plan, given, named)
             module.add(*others, _program_for(plan, stock, *others, options))
     return module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convoy.plan.describe import compare, explain
-from convoy.plan.file import from_dict, load, save, to_dict
+from convoy.plan.file import from_dict, load, paths_of, save, to_dict
 from convoy.plan.plan import PLAN_VERSION, Plan, Step, StepCandidate
 from convoy.plan.sizes_file import PlansForSizes, SizedPlan, SizeRange, load_plans, save_plans
 
@@ -20,6 +20,7 @@ __all__ = [
     "from_dict",
     "load",
     "load_plans",
+    "paths_of",
     "save",
     "save_plans",
     "to_dict",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -30,6 +32,20 @@ _ENGINE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 _FORMATS = (*LAYOUTS, *VOLUME_LAYOUTS)
 _LAYOUT = re.compile("|".join((*_FORMATS, ANY_LAYOUT)))
 _PROBLEM = re.compile(r"[a-z][a-z0-9]*:[\w:.+,=\[\]-]+", re.ASCII)
+
+
+def paths_of(path: object) -> list[Path]:
+    """The paths of plans: one, or several.
+
+    Raises:
+        InputError: anything else, or none.
+    """
+    if isinstance(path, (str, os.PathLike)):
+        return [Path(cast("str | os.PathLike[str]", path))]
+    found = list(cast("Sequence[object]", path)) if isinstance(path, (list, tuple)) else []
+    if not found or not all(isinstance(one, (str, os.PathLike)) for one in found):
+        raise InputError("path", cast("object", path), "the path of a plan, or a list of paths, one for each shape")
+    return [Path(cast("str | os.PathLike[str]", one)) for one in found]
 
 
 def save(plan: Plan, path: str | Path) -> None:

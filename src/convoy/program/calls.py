@@ -241,9 +241,19 @@ def why_not_plain(tensors: Sequence[torch.Tensor]) -> str | None:
     """Why a kernel cannot read these tensors; None if it can."""
     for tensor in tensors:
         if not is_plain(tensor):
-            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            kind = _kind_of(tensor)
             return f"an input is a {type(tensor).__name__} ({kind}), which has no plain memory"
     return None
+
+
+def _kind_of(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_meta:
+        return "on the device meta"
+    if tensor.is_conj() or tensor.is_neg():
+        return "a lazy conjugate or negative; .resolve_conj() and .resolve_neg() compute it"
+    return str(tensor.layout).removeprefix("torch.")
 
 
 def _shown(autocast: Autocast) -> str:

@@ -225,6 +225,20 @@ def test_a_wrong_value_is_refused_and_the_flag_is_named(
     assert line.removeprefix(f"convoy: {flag}")[0] in ": ", line
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("run", *RIGHT["run"], "--dtype", "fp16"), "--dtype: got 'fp16', expected the plan's, fp32"),
+        (("train", *RIGHT["train"], "--stock", "--plan", "good.plan.json"), "expected nothing with --stock"),
+        (("train", *RIGHT["train"], "--stock", "--save-plan", "new.plan.json"), "expected nothing with --stock"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    convoy_command: commands.Command, words: tuple[str, ...], says: str
+) -> None:
+    assert says in convoy_command.refused(*words)
+
+
 FORMER = [(name, former, new) for name, renamed in RENAMED.items() for former, new in renamed.items()]
 
 

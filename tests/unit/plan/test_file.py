@@ -186,3 +186,11 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe" / "x", tmp_path / "a\0b", tmp_path / ("x" * 300)):
         with pytest.raises(InputError, match="plan"):
             plans.save(PLAN, path)
+
+
+def test_the_paths_of_plans_are_one_or_several(tmp_path: Path) -> None:
+    path = tmp_path / "net.plan.json"
+    assert plans.paths_of(str(path)) == plans.paths_of(path) == plans.paths_of([path]) == [path]
+    for wrong in (None, [], 3, [3], {}):
+        with pytest.raises(InputError, match="^path: "):
+            plans.paths_of(wrong)

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import convoy
+from convoy.program import calls
 from convoy.program.optimized_module import OptimizedModule
 from convoy.program.runnable_program import Program
 from tests.unit.program.fast_net import X, always_kept, classifier
@@ -32,6 +33,20 @@ def tuned(settings: convoy.Settings) -> OptimizedModule:
         fast.tune((X,))
     assert not any(plan.baseline for plan in fast.plans)
     return fast
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (torch.empty(1, device="meta"), "on the device meta"),
+        (torch.zeros(1, dtype=torch.complex64).conj().imag, "resolve_neg"),
+        (torch.ones(1).to_sparse(), "sparse_coo"),
+    ],
+)
+def test_a_tensor_that_a_kernel_cannot_read_is_named_by_its_kind(kind: torch.Tensor, says: str):
+    reason = calls.why_not_plain([X, kind])
+    assert reason is not None
+    assert says in reason
 
 
 @pytest.fixture

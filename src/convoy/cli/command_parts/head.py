@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convoy.errors import InputError, unknown_name
@@ -23,6 +25,14 @@ def check_choice(head: str | None) -> None:
         raise unknown_name("--head", head, CHOICES)
 
 
+def check_classes(data: str, names: Sequence[str]) -> None:
+    """Refuse a folder with one class: nothing could be learnt of it; most often it is the folder above the data set."""
+    if len(names) == 1:
+        inner = Path(data) / names[0]
+        todo = f"Did you mean {inner}?" if inner.is_dir() and any(p.is_dir() for p in inner.iterdir()) else ""
+        raise InputError("data", data, "images of two classes or more", todo)
+
+
 def fitted(
     module: nn.Module, model: str, data: str, reading: Labelled, head: str | None, x: torch.Tensor
 ) -> tuple[Labelled, str]:
@@ -40,13 +50,14 @@ def fitted(
         `reading`, with the outputs that the net has now, and what they stand for; and a line for the user, or nothing.
 
     Raises:
-        InputError: the layer cannot be replaced, or is to be kept and has too few outputs.
+        InputError: the data have one class alone; the layer cannot be replaced, or is to be kept and has too few outputs.
     """
     from convoy.zoo import classes_of, fit_head
     from convoy.zoo.model_names import is_exported
 
     outputs = reading.outputs
     classes, names = classes_of(data, outputs)
+    check_classes(data, names)
     if must_fit(head, Classes(outputs, reading.class_names), Classes(classes, names), fixed=is_exported(model)):
         layer = fit_head(module, classes, (x,), outputs)
         kept = f"it had {outputs:,}; --head keep leaves it"

@@ -63,6 +63,8 @@ def run(
     saved = load_plan(plan)  # refuse a bad plan before the model is loaded
     spec = image_of(saved)
     kind = dtype or (spec.dtype if spec is not None else "fp32")
+    if spec is not None and kind != spec.dtype:
+        raise InputError("--dtype", kind, f"the plan's, {spec.dtype}", "Tune the model for another dtype.")
     wanted = values.image_size(size) or size_of(spec)
     where = values.pick_device(device)
     module = values.load(model, weights, kind, where, trust=trust)

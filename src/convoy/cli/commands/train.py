@@ -90,6 +90,9 @@ def _check_files(
     from convoy.prune import check_weights_path
 
     checkpoint = recipe.checkpoint
+    for name, path in (("--plan", plan), ("--save-plan", save_plan)):
+        if recipe.stock and path is not None:
+            raise InputError(name, str(path), "nothing with --stock", "PyTorch's own step has no plan.")
     check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan, "--out": output})
     if plan is not None:
         load_plan(plan)

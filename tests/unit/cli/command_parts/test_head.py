@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from convoy.cli.command_parts.head import Classes, must_fit
+from convoy.cli.command_parts.head import Classes, check_classes, must_fit
 from convoy.cli.command_parts.labelled_data import fitting_batch
 from convoy.cli.commands.prune import Free, fitted_schedule
+from convoy.errors import InputError
 from convoy.training.trainer.finetune import FinetuneSchedule
 
 AB, ABC = ("a", "b"), ("a", "b", "c")
@@ -31,6 +34,14 @@ AB, ABC = ("a", "b"), ("a", "b", "c")
 )
 def test_when_the_last_layer_is_replaced(head: str | None, model: Classes, data: Classes, fit: bool) -> None:
     assert must_fit(head, model, data, fixed=False) is fit
+
+
+def test_the_folder_above_a_data_set_is_no_data_set(tmp_path: Path) -> None:
+    check_classes(str(tmp_path), AB)
+    check_classes("labels.npz", ())
+    (tmp_path / "shapes" / "circle").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"two classes or more.*Did you mean .*shapes"):
+        check_classes(str(tmp_path), ("shapes",))
 
 
 def test_an_exported_program_keeps_its_layers() -> None:

@@ -192,5 +192,5 @@ def test_the_paths_of_plans_are_one_or_several(tmp_path: Path) -> None:
     path = tmp_path / "net.plan.json"
     assert plans.paths_of(str(path)) == plans.paths_of(path) == plans.paths_of([path]) == [path]
     for wrong in (None, [], 3, [3], {}):
-        with pytest.raises(InputError, match="^path: "):
+        with pytest.raises(InputError, match=r"^path: "):
             plans.paths_of(wrong)

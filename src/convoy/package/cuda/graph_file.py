@@ -13,13 +13,13 @@ from convoy.package.cuda.recorded_graph import (
     TENSOR_MAP_BYTES,
     Argument,
     Block,
+    DevicePlace,
     Edge,
     Join,
     KernelLaunch,
     MemoryCopy,
     MemoryFill,
     Node,
-    Place,
     RecordedGraph,
 )
 from convoy.package.program_file import MOST_BYTES, read_strides, read_tensor, tensor_data
@@ -50,7 +50,7 @@ def graph_bytes(graph: RecordedGraph) -> bytes:
     return (json.dumps(data, separators=(",", ":")) + "\n").encode()
 
 
-def _place_data(place: Place) -> list[int]:
+def _place_data(place: DevicePlace) -> list[int]:
     return [place.block, place.offset]
 
 
@@ -129,11 +129,11 @@ def _integers(where: str, data: object, count: int, expected: str) -> list[int]:
     return items
 
 
-def _place(where: str, data: object, blocks: tuple[Block, ...], size_bytes: int = 1) -> Place:
+def _place(where: str, data: object, blocks: tuple[Block, ...], size_bytes: int = 1) -> DevicePlace:
     block, offset = _integers(where, data, 2, "a block and an offset")
     if block >= len(blocks) or offset + size_bytes > blocks[block].size_bytes:
         raise PackageError(where, [block, offset], f"{size_bytes} bytes within a block")
-    return Place(block, offset)
+    return DevicePlace(block, offset)
 
 
 def _edge(where: str, data: object, nodes: int) -> Edge:
@@ -190,7 +190,7 @@ def _argument(where: str, data: object, blocks: tuple[Block, ...]) -> Argument:
     raw, marks = bytes.fromhex(text), items[1]
     if not isinstance(marks, list) or items[2] not in (0, 1):
         raise PackageError(where, cast("object", data), "bytes in hex digits, addresses, and 0 or 1")
-    addresses: list[tuple[int, Place]] = []
+    addresses: list[tuple[int, DevicePlace]] = []
     for mark in cast("list[Any]", marks):
         at, block, offset = _integers(where, mark, 3, "a byte, a block and an offset")
         if at % _ADDRESS_BYTES or at + _ADDRESS_BYTES > len(raw):

@@ -15,8 +15,7 @@ from convoy.errors import InputError
 from convoy.package.cuda.cuda_contents import CudaContents
 from convoy.package.cuda.read_cuda_graph import checked, read_cuda_graph
 from convoy.package.cuda.recorded_graph import Block, RecordedGraph
-from convoy.package.cuda.relocation import Captured as CapturedLaunches
-from convoy.package.cuda.relocation import DeviceMemory, Relocation
+from convoy.package.cuda.relocation import CapturedLaunches, DeviceMemory, Relocation
 from convoy.package.program_file import PackedTensor
 from convoy.problem import ANY_LAYOUT
 from convoy.program import BoundPlan

@@ -28,7 +28,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DevicePlace:
     """A device address: a block, and bytes from its beginning."""
 
     block: int
@@ -46,7 +46,7 @@ class Argument:
     """
 
     data: bytes
-    addresses: tuple[tuple[int, Place], ...] = ()
+    addresses: tuple[tuple[int, DevicePlace], ...] = ()
     tensor_map: bool = False
 
 
@@ -75,8 +75,8 @@ class KernelLaunch:
 class MemoryCopy:
     """A copy from device memory to device memory."""
 
-    source: Place
-    target: Place
+    source: DevicePlace
+    target: DevicePlace
     size_bytes: int
 
 
@@ -84,7 +84,7 @@ class MemoryCopy:
 class MemoryFill:
     """Elements of 1, 2 or 4 bytes that get one value."""
 
-    target: Place
+    target: DevicePlace
     value: int
     element_bytes: int
     count: int
@@ -131,7 +131,7 @@ class RecordedGraph:
 
     inputs: tuple[PackedTensor, ...]
     outputs: tuple[PackedTensor, ...]
-    places: tuple[Place, ...]
+    places: tuple[DevicePlace, ...]
     arguments: Structure
     results: Structure
     strides: tuple[tuple[int, ...] | None, ...]

@@ -18,12 +18,12 @@ from convoy.package.cuda.read_cuda_graph import RawCopy, RawFill, RawGraph, RawK
 from convoy.package.cuda.recorded_graph import (
     TENSOR_MAP_BYTES,
     Argument,
+    DevicePlace,
     Join,
     KernelLaunch,
     MemoryCopy,
     MemoryFill,
     Node,
-    Place,
 )
 
 _WORD: Final = 8
@@ -48,7 +48,7 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedLaunches:
     """One capture: its graph, and all memory that there was."""
 
     graph: RawGraph
@@ -70,7 +70,7 @@ class Relocation:
         CompileError: in every method, if the captures differ in anything but addresses.
     """
 
-    def __init__(self, first: Captured, second: Captured, replace: Replace) -> None:
+    def __init__(self, first: CapturedLaunches, second: CapturedLaunches, replace: Replace) -> None:
         self.blocks: list[DeviceMemory] = []
         self._first, self._second, self._replace = first, second, replace
         self._memory = [sorted(one.memory, key=lambda block: block.address) for one in (first, second)]
@@ -78,7 +78,7 @@ class Relocation:
         self._index: dict[int, int] = {}
         self._partner: dict[int, int] = {}
 
-    def place(self, first: int, second: int) -> Place:
+    def place(self, first: int, second: int) -> DevicePlace:
         """The place of an address, which is `first` in one capture and `second` in the other."""
         found = self._place(first, second)
         if found is None:
@@ -111,7 +111,7 @@ class Relocation:
         return Join()
 
     def _argument(self, a: bytes, b: bytes, name: str) -> Argument:
-        addresses: list[tuple[int, Place]] = []
+        addresses: list[tuple[int, DevicePlace]] = []
         kept, other = bytearray(a), bytearray(b)
         for at in range(0, len(a) - _WORD + 1, _WORD):
             first, second = struct.unpack_from("<Q", a, at)[0], struct.unpack_from("<Q", b, at)[0]
@@ -128,7 +128,7 @@ class Relocation:
             raise _differ(f"an argument of kernel {name} differs, and is no address of the program's memory")
         return Argument(bytes(a) if is_map else bytes(kept), tuple(addresses), is_map)
 
-    def _place(self, first: int, second: int) -> Place | None:
+    def _place(self, first: int, second: int) -> DevicePlace | None:
         one, two = self._block(0, first), self._block(1, second)
         if one is None or two is None:
             return None
@@ -140,7 +140,7 @@ class Relocation:
         if one.address not in self._index:
             self._index[one.address] = len(self.blocks)
             self.blocks.append(one)
-        return Place(self._index[one.address], offset)
+        return DevicePlace(self._index[one.address], offset)
 
     def _block(self, capture: int, address: int) -> DeviceMemory | None:
         at = bisect.bisect_right(self._starts[capture], address) - 1

@@ -247,6 +247,8 @@ result cuGraphAddEmptyNode(node **made, graph *g, void *after, size_t count) {
 }
 result cuGraphAddDependencies_v2(graph *g, node **from, node **to, const unsigned char (*data)[8], size_t count) {
     MAY_FAIL;
+    for (size_t i = 1; i < count; i++)
+        if (memcmp(data[i], data[0], 8)) return INVALID; /* a driver gives all edges of a call the kind of the first */
     for (size_t i = 0; i < count; i++) {
         int *edge = g->edges[g->edge_count++];
         edge[0] = (int)(from[i] - g->nodes), edge[1] = (int)(to[i] - g->nodes), edge[2] = data[i][2];

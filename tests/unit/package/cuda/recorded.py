@@ -17,12 +17,12 @@ from convoy.package.cuda.cuda_contents import CudaContents, write_cuda_package
 from convoy.package.cuda.recorded_graph import (
     Argument,
     Block,
+    DevicePlace,
     Edge,
     Join,
     KernelLaunch,
     MemoryCopy,
     MemoryFill,
-    Place,
     RecordedGraph,
 )
 from convoy.package.plan_choice import baseline_plan
@@ -75,9 +75,11 @@ def launches(weight: str) -> RecordedGraph:
     captured = bound_net().captured
     x, y = captured.graph.inputs[0], captured.graph.outputs[0]
     spec, size = TensorSpec((4, 8), "fp32"), 4 * VALUES
-    at = [Place(INPUT, 0), Place(OUTPUT, 64)]
+    at = [DevicePlace(INPUT, 0), DevicePlace(OUTPUT, 64)]
     words = (Argument(struct.pack("<i", VALUES)), Argument(struct.pack("<f", 0.5)))
-    pointers = tuple(Argument(bytes(8), ((0, place),)) for place in (Place(INNER, 256), Place(WEIGHT, 0), at[1]))
+    pointers = tuple(
+        Argument(bytes(8), ((0, place),)) for place in (DevicePlace(INNER, 256), DevicePlace(WEIGHT, 0), at[1])
+    )
     tensor_map = Argument(bytes(range(128)), ((0, at[1]),), tensor_map=True)
     return RecordedGraph(
         inputs=(PackedTensor(x, spec, "any", 0),),
@@ -88,8 +90,8 @@ def launches(weight: str) -> RecordedGraph:
         strides=captured.strides,
         blocks=(Block(size), Block(256 + size), Block(64 + size), Block(4 * len(W), weight)),
         nodes=(
-            MemoryFill(Place(INNER, 256), 0x7F800000, 4, VALUES),
-            MemoryCopy(at[0], Place(INNER, 256), size),
+            MemoryFill(DevicePlace(INNER, 256), 0x7F800000, 4, VALUES),
+            MemoryCopy(at[0], DevicePlace(INNER, 256), size),
             Join(),
             KernelLaunch(0, (1, 1, 1), (32, 1, 1), 0, (1, 1, 1), (*pointers, *words)),
             KernelLaunch(1, (2, 1, 1), (128, 1, 1), 100_000, (2, 1, 1), (tensor_map, words[0])),

@@ -10,8 +10,8 @@ import pytest
 from convoy.engines.compilers.loaded_kernels import LoadedKernel
 from convoy.errors import CompileError
 from convoy.package.cuda.read_cuda_graph import RawCopy, RawFill, RawGraph, RawJoin, RawKernel, RawNode
-from convoy.package.cuda.recorded_graph import Argument, Edge, Join, KernelLaunch, MemoryCopy, MemoryFill, Place
-from convoy.package.cuda.relocation import Captured, DeviceMemory, Relocation
+from convoy.package.cuda.recorded_graph import Argument, DevicePlace, Edge, Join, KernelLaunch, MemoryCopy, MemoryFill
+from convoy.package.cuda.relocation import CapturedLaunches, DeviceMemory, Relocation
 
 WEIGHTS = DeviceMemory(0x7F0000400000, 4096, keeps=True)
 KERNEL = LoadedKernel(1, "k", b"cubin")
@@ -25,7 +25,7 @@ def replace(data: bytes, address: int) -> bytes:
     return struct.pack("<Q", address) + data[8:]
 
 
-def capture(base: int, *, number: int = 5, rest: int = 7, grid: int = 1, fill: int = 0) -> Captured:
+def capture(base: int, *, number: int = 5, rest: int = 7, grid: int = 1, fill: int = 0) -> CapturedLaunches:
     """Launches with inner memory at `base`: a kernel with a structure of a number and an address, and a tensor map."""
     inner = DeviceMemory(base, 8192, keeps=False)
     structure = struct.pack("<qQ", number, base + 512)
@@ -41,21 +41,21 @@ def capture(base: int, *, number: int = 5, rest: int = 7, grid: int = 1, fill: i
         RawCopy(base, base + 4096, 32),
         RawJoin(),
     )
-    return Captured(RawGraph(nodes, (Edge(0, 1), Edge(1, 2))), (WEIGHTS, inner))
+    return CapturedLaunches(RawGraph(nodes, (Edge(0, 1), Edge(1, 2))), (WEIGHTS, inner))
 
 
 def test_addresses_become_places() -> None:
     relocation = Relocation(capture(0x7F0000000000), capture(0x7F0000800000), replace)
     fill, launch, copy, join = relocation.nodes(lambda raw: 3)
-    assert fill == MemoryFill(Place(0, 0), 0, 1, 16)
-    assert copy == MemoryCopy(Place(0, 0), Place(0, 4096), 32)
+    assert fill == MemoryFill(DevicePlace(0, 0), 0, 1, 16)
+    assert copy == MemoryCopy(DevicePlace(0, 0), DevicePlace(0, 4096), 32)
     assert join == Join()
     assert isinstance(launch, KernelLaunch)
     assert launch.kernel == 3
     assert launch.arguments == (
-        Argument(struct.pack("<qQ", 5, 0), ((8, Place(0, 512)),)),
-        Argument(bytes(8), ((0, Place(1, 64)),)),
-        Argument(tensor_map(0x7F0000000400), ((0, Place(0, 1024)),), tensor_map=True),
+        Argument(struct.pack("<qQ", 5, 0), ((8, DevicePlace(0, 512)),)),
+        Argument(bytes(8), ((0, DevicePlace(1, 64)),)),
+        Argument(tensor_map(0x7F0000000400), ((0, DevicePlace(0, 1024)),), tensor_map=True),
         Argument(struct.pack("<i", -1)),
     )
     assert [block.keeps for block in relocation.blocks] == [False, True]
@@ -66,7 +66,7 @@ def test_a_number_that_looks_like_an_address_of_one_capture_stays_a_number() -> 
     first, second = capture(0x7F0000000000, number=0x7F0000000010), capture(0x7F0000800000, number=0x7F0000000010)
     launch = Relocation(first, second, replace).nodes(lambda raw: 0)[1]
     assert isinstance(launch, KernelLaunch)
-    assert launch.arguments[0].addresses == ((8, Place(0, 512)),)
+    assert launch.arguments[0].addresses == ((8, DevicePlace(0, 512)),)
     assert launch.arguments[0].data == struct.pack("<qQ", 0x7F0000000010, 0)
 
 
@@ -80,14 +80,14 @@ def test_a_number_that_looks_like_an_address_of_one_capture_stays_a_number() -> 
     ],
     ids=["a number", "a tensor map", "a grid", "a fill"],
 )
-def test_captures_that_differ_are_refused(second: Callable[[], Captured]) -> None:
+def test_captures_that_differ_are_refused(second: Callable[[], CapturedLaunches]) -> None:
     with pytest.raises(CompileError, match="two captures of the program differ"):
         Relocation(capture(0x7F0000000000), second(), replace).nodes(lambda raw: 0)
 
 
 def test_an_address_outside_the_programs_memory_is_refused() -> None:
     one, two = capture(0x7F0000000000), capture(0x7F0000800000)
-    outside = (Captured(one.graph, (WEIGHTS,)), Captured(two.graph, (WEIGHTS,)))
+    outside = (CapturedLaunches(one.graph, (WEIGHTS,)), CapturedLaunches(two.graph, (WEIGHTS,)))
     with pytest.raises(CompileError, match="lies in no memory of the program"):
         Relocation(*outside, replace).nodes(lambda raw: 0)
 
@@ -95,4 +95,4 @@ def test_an_address_outside_the_programs_memory_is_refused() -> None:
 def test_other_edges_are_refused() -> None:
     one, two = capture(0x7F0000000000), capture(0x7F0000800000)
     with pytest.raises(CompileError, match="other nodes or edges"):
-        Relocation(one, Captured(RawGraph(two.graph.nodes, ()), two.memory), replace).nodes(lambda raw: 0)
+        Relocation(one, CapturedLaunches(RawGraph(two.graph.nodes, ()), two.memory), replace).nodes(lambda raw: 0)

@@ -172,15 +172,13 @@ class Engine(ABC):
     """Whether it computes a subgraph of several operators in one pass over memory: what predictions take it to need."""
 
     estimates_subgraphs: ClassVar[bool] = False
-    """Whether its `estimate_us` is fitted to measured times of subgraphs: predictions then use it, with a margin, in place of a
-    pass over memory for each operator."""
+    """Whether predictions use its `estimate_us` of subgraphs, with a margin, in place of a memory pass for each operator."""
 
     takes_all_nhwc: ClassVar[bool] = False
     """Whether it takes every forward convolution in nhwc that tensor cores compute: the quick search then leaves nchw out."""
 
     skips_zeros: ClassVar[bool] = False
-    """Whether its time depends on the zeros in its input: it is then measured for the shares that layers have
-    (`convoy.engines.activation_sparsity`)."""
+    """Whether its time depends on the zeros in its input: it is then measured for shares that occur (`activation_sparsity`)."""
 
     zeros_kind: ClassVar[str] = "zeros"
     """Which zeros an engine that skips zeros leaves out, a field of `activation_sparsity.SparsityShares`. Its time is measured
@@ -197,6 +195,9 @@ class Engine(ABC):
 
     quick_settings: ClassVar[int | None] = None
     """Settings tried besides the default at effort `quick`, where measurements show how many are enough; None: as usual."""
+
+    asks_library: ClassVar[bool] = False
+    """Whether `supports` and `space` ask a library about each layer: a first answer asks where it may matter alone."""
 
     pure_space: ClassVar[bool] = False
     """Whether its space depends on problem and target alone: it is then kept from session to session."""

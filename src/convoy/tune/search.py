@@ -32,6 +32,7 @@ from convoy.tune.prior_rows import (
     set_priors,
 )
 from convoy.tune.search_space import SearchSpace
+from convoy.tune.spared_engines import spared_engines, spared_for
 from convoy.tune.staged_search import StagedSearch
 from convoy.tune.tuning_task import TuningTask
 from convoy.tuning_profile import phase
@@ -115,16 +116,16 @@ def search(
     protocol = protocol_for(settings.effort, target.device)
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
-    with phase("spaces"), collection_paused(), known_spaces(target) as spaces:
-        make = partial(_space, engines=engines, target=target, settings=settings, spaces=spaces)
-        tasks = [TuningTask(make(p, baseline_only, zeros or {}, whole)) for p in distinct]
+    with known_spaces(target) as spaces:
+        make = partial(_space, baseline_only=baseline_only, zeros=zeros or {}, whole=whole, settings=settings)
+        make = partial(make, engines=engines, target=target, spaces=spaces)
+        take = partial(_take_stored_rows, target=target, protocol=protocol, database=database)
+        tasks = _tasks(distinct, make, take, spared_engines(engines, settings, target))
     source = PredictorSource(engines, target, protocol, database, settings.db)
-    _take_stored_rows(tasks, target, protocol, database)
     if settings.effort is Effort.QUICK:
         _order_by_hints(tasks, source, protocol, target, database)
-    cut = ""
-    if settings.effort is not Effort.NONE:
-        cut = StagedSearch(tasks, protocol, settings, target, database, runner, report, deadline).run()
+    staged = StagedSearch(tasks, protocol, settings, target, database, runner, report, deadline)
+    cut = "" if settings.effort is Effort.NONE else staged.run()
     return _with_predictions(tasks, source, protocol, settings.effort, cut, report, floor_of)
 
 
@@ -145,6 +146,22 @@ def _with_predictions(
         with collection_paused():
             predicted_from = add_predictions(unanswered, source, protocol, report, floor_of)
     return replace(_result(tasks, effort, cut, len(without_memory)), predicted_from=predicted_from)
+
+
+def _tasks(
+    problems: Sequence[Problem],
+    make: Callable[..., SearchSpace],
+    take_stored_rows: Callable[[Sequence[TuningTask]], None],
+    spared: Sequence[Engine],
+) -> list[TuningTask]:
+    """The problems with their spaces and stored rows. Spared engines are asked about those that the rows do not decide."""
+    with phase("spaces"), collection_paused():
+        tasks = [TuningTask(make(p, spared=spared_for(p, spared))) for p in problems]
+    take_stored_rows(tasks)
+    with phase("spaces"), collection_paused():
+        asked = {task: TuningTask(make(task.problem)) for task in tasks if not task.is_decided()}
+    take_stored_rows(list(asked.values()))
+    return [asked.get(task, task) for task in tasks]
 
 
 def _take_stored_rows(tasks: Sequence[TuningTask], target: Target, protocol: Protocol, database: RowStore) -> None:
@@ -182,18 +199,21 @@ def _silent(done: int, total: int, message: str) -> None:
 
 def _space(
     problem: Problem,
+    *,
     baseline_only: Collection[str],
     zeros: Mapping[str, Collection[SparsityBucket]],
     whole: Collection[str],
-    *,
     engines: Sequence[Engine],
     target: Target,
     settings: Settings,
     spaces: KnownSpaces,
+    spared: Collection[Engine] = (),
 ) -> SearchSpace:
+    competing = [engine for engine in engines if problem.key in whole or not engine.only_its_patterns]
+    spared = () if problem.key in baseline_only else spared
     return SearchSpace(
         problem,
-        [engine for engine in engines if problem.key in whole or not engine.only_its_patterns],
+        [engine for engine in competing if engine not in spared],
         target,
         deterministic=settings.deterministic,
         baseline_only=problem.key in baseline_only,
@@ -202,6 +222,7 @@ def _space(
         measured_only=problem.key in whole,
         memory_counts=settings.memory_budget_bytes is not None,
         spaces=spaces,
+        spared=spared,
     )
 
 

@@ -30,6 +30,7 @@ class SearchSpace:
         measured_only: whether no time is predicted.
         memory_counts: whether selection keeps to a memory budget, so that slower configs may be chosen for their memory.
         spaces: the target's known spaces.
+        spared: competing engines that are not asked for their configs (`convoy.tune.spared_engines`).
 
     Attributes:
         problem: as given.
@@ -42,6 +43,7 @@ class SearchSpace:
         configs: their configs by engine id, the default first.
         refusals: the reasons of the other engines, by id.
         buckets: `zeros`, sorted.
+        spared: the versions of the engines that are not asked, by id.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class SearchSpace:
         measured_only: bool = False,
         memory_counts: bool = False,
         spaces: KnownSpaces | None = None,
+        spared: Collection[Engine] = (),
     ) -> None:
         self.problem = problem
         self.target = target
@@ -68,6 +71,7 @@ class SearchSpace:
         self.configs: dict[str, list[EngineConfig]] = {}
         self.refusals: dict[str, str] = {}
         self.buckets = sorted(zeros)
+        self.spared = {engine.id: engine.version for engine in spared}
         for engine in engines:
             if baseline_only and engine.id != BASELINE:
                 self.refusals[engine.id] = (

@@ -36,6 +36,10 @@ MAX_REQUEST_CONFIGS: Final = 24
 """Most candidates in one request: all of them are held in memory until they are timed."""
 
 
+NOT_ASKED: Final = "not asked at effort none: the database has the times of other engines for this problem"
+"""Why an engine that asks a library (`Engine.asks_library`) has no row."""
+
+
 class TuningTask:
     """The search state of one problem.
 
@@ -72,14 +76,19 @@ class TuningTask:
 
     def refusals(self, effort: Effort) -> dict[str, str]:
         """Why an engine has no row, by engine id: it refused the problem, or a search of this effort left it untried."""
-        if effort is not Effort.QUICK:
-            return dict(self._space.refusals)
-        return {**self._space.refusals, **self._pruning(effort).reasons()}
+        tried = {config.engine for config in self.rows}
+        spared = {engine: NOT_ASKED for engine in self._space.spared if engine not in tried}
+        left_out = self._pruning(effort).reasons() if effort is Effort.QUICK else {}
+        return {**self._space.refusals, **spared, **left_out}
 
     def take_known(self, rows: Iterable[Measurement]) -> None:
-        """Add stored rows of configs that are still in the space."""
-        valid = set(self._space)
-        self.rows.update((row.config, row) for row in rows if row.config in valid)
+        """Add stored rows of configs that are still in the space, or of an engine that was not asked."""
+        valid, spared = set(self._space), self._space.spared
+        self.rows.update(
+            (row.config, row)
+            for row in rows
+            if row.config in valid or spared.get(row.config.engine) == row.config.version
+        )
 
     def take_hints(self, rows: Sequence[Measurement], source: Target, *, same_clock: bool = True) -> bool:
         """Derive hints from another device's rows (`convoy.tune.transfer_hints`), for effort `quick`.
@@ -119,6 +128,18 @@ class TuningTask:
         """Whether it is an engine besides the baseline with a cost model of the problem."""
         space = self._space.configs.get(engine)
         return engine != BASELINE and bool(space) and self._space.estimate_us(space[0]) is not None
+
+    def is_decided(self) -> bool:
+        """Whether the engines that were not asked cannot change the choice: a measured engine is as fast as their stored rows."""
+        spared = self._space.spared
+        measured = [row for row in self.rows.values() if row.ok and row.samples]
+        own = [row.median_us for row in measured if row.config.engine in spared]
+        others = [
+            row.median_us
+            for row in measured
+            if row.config.engine not in (*spared, BASELINE) and sparsity_percent(row.config.knobs) is None
+        ]
+        return not spared or (bool(others) and min(others) <= min(own, default=math.inf) and self.is_known())
 
     def baseline_ran_out_of_memory(self) -> bool:
         """Whether not even the baseline could be measured, for lack of memory; its time must then be predicted."""

@@ -45,6 +45,7 @@ class Cudnn(Engine):
     family = "library"
     devices = ("cuda",)
     builds_on_device = True
+    asks_library = True
     quick_settings = 2
     """Settings at effort `quick`. With an epilogue these are the first separate and the second fused plan. The first of cuDNN's
     list is 0.3 % behind the best of 24 on average, the first two 0.1 % (23 layers of ResNet-50 at batch 32, H100)."""

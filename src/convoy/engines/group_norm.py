@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
@@ -18,7 +18,10 @@ from convoy.regions.epilogue import only_reader
 GROUP_NORM: Final = "aten.group_norm.default"
 
 ACTIVATIONS: Final = ("none", "relu", "silu")
-"""Activations that the kernels apply."""
+"""Activations that all kernels apply."""
+
+LEAKY: Final = ("leaky_relu", "prelu")
+"""Activations with a factor for negative values, which some kernels apply."""
 
 _DEFAULTS: Final = (None, None, None, None, 1e-5)
 """Of a group norm's arguments; it has at least two."""
@@ -34,11 +37,12 @@ class GroupNorm:
         channels: channels, `groups` times as many as a group has.
         groups: groups of channels.
         scale: whether there is a factor for each channel, the first constant.
-        shift: whether there is a summand for each channel, the last constant.
+        shift: whether there is a summand for each channel, the next constant.
         eps: added to the variance.
-        activation: one of `ACTIVATIONS`.
+        activation: one of `ACTIVATIONS` or `LEAKY`; prelu's factor, one or one a channel, is then the last constant.
         dtype: of all values.
         volumes: whether x is [n, c, d, h, w].
+        slope: leaky_relu's factor.
     """
 
     images: int
@@ -51,6 +55,7 @@ class GroupNorm:
     activation: str
     dtype: str
     volumes: bool = False
+    slope: float = 0.0
 
     @property
     def layout(self) -> str:
@@ -69,18 +74,47 @@ class GroupNorm:
         if not 1 <= len(graph.nodes) <= 2 or len(graph.inputs) != 1 or graph.outputs != graph.nodes[-1].outputs:
             return None
         norm, *behind = graph.nodes
-        activation = activation_of(behind[0]) if behind and behind[0].args[:1] == (Ref(norm.outputs[0]),) else ""
-        activation = "none" if not behind else activation
-        if norm.op != GROUP_NORM or norm.kwargs or activation not in ACTIVATIONS:
+        activation = "none"
+        if behind:
+            activation = applied(graph, behind[0]) if behind[0].args[:1] == (Ref(norm.outputs[0]),) else ""
+        if norm.op != GROUP_NORM or norm.kwargs or activation not in (*ACTIVATIONS, *LEAKY):
             return None
-        return _norm(graph, norm, activation)
+        found = _norm(graph, norm, activation)
+        if found is None or activation != "leaky_relu":
+            return found
+        return replace(found, slope=_slope(behind[0]) or 0.0)
 
-    def constants(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scale and shift in fp32 [channels]; ones and zeros where there is none. `given`: the subgraph's constants."""
-        device = given[0].device if given else torch.device("cpu")
+    def constants(self, given: Sequence[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Scale and shift in fp32 [channels]; ones and zeros where there is none. Behind a leaky activation's its factors.
+
+        Args:
+            given: the subgraph's constants.
+            device: where the results lie.
+        """
         scale = given[0] if self.scale else torch.ones(self.channels, device=device)
-        shift = given[-1] if self.shift else torch.zeros(self.channels, device=device)
-        return scale.detach().float().contiguous(), shift.detach().float().contiguous()
+        shift = given[int(self.scale)] if self.shift else torch.zeros(self.channels, device=device)
+        found = [scale, shift]
+        if self.activation in LEAKY:
+            factor = given[-1] if self.activation == "prelu" else torch.full((1,), self.slope, device=device)
+            found.append(factor.expand(self.channels))
+        return tuple(tensor.detach().float().contiguous() for tensor in found)
+
+
+def applied(graph: Graph, node: Node) -> str:
+    """The activation that a node applies to its first argument, one of `ACTIVATIONS` or `LEAKY`; empty if it is none."""
+    if node.op == "aten.leaky_relu.default":
+        return "leaky_relu" if _slope(node) is not None else ""
+    if node.op == "aten.prelu.default":
+        weight = node.args[1]
+        constant = isinstance(weight, Ref) and graph.values[weight.name].kind == "constant"
+        return "prelu" if constant and not node.kwargs else ""
+    found = activation_of(node)
+    return found if found in ACTIVATIONS else ""
+
+
+def _slope(node: Node) -> float | None:
+    slope = node.args[1] if len(node.args) > 1 else dict(node.kwargs).get("negative_slope", 0.01)
+    return float(slope) if isinstance(slope, (int, float)) else None
 
 
 def _norm(graph: Graph, node: Node, activation: str) -> GroupNorm | None:
@@ -90,10 +124,14 @@ def _norm(graph: Graph, node: Node, activation: str) -> GroupNorm | None:
     spec = graph.values[x.name].spec
     constants = [value.name for value in graph.constants()]
     given = [arg.name for arg in (scale, shift) if isinstance(arg, Ref)]
+    if activation == "prelu":
+        given.append(next(name for name in graph.nodes[1].refs() if name != node.outputs[0]))
     if len(spec.shape) not in (4, 5) or given != constants or groups < 1 or spec.shape[1] % groups:
         return None
     n, c, *sides = spec.shape
-    if any(graph.values[name].spec.shape != (c,) or graph.values[name].spec.dtype != spec.dtype for name in constants):
+    shapes = [((c,), (1,)) if activation == "prelu" and name == given[-1] else ((c,),) for name in constants]
+    specs = [graph.values[name].spec for name in constants]
+    if any(each.shape not in known or each.dtype != spec.dtype for each, known in zip(specs, shapes, strict=True)):
         return None
     return GroupNorm(
         *(n, prod(sides), c, groups, scale is not None, shift is not None, eps, activation, spec.dtype),
@@ -101,10 +139,10 @@ def _norm(graph: Graph, node: Node, activation: str) -> GroupNorm | None:
     )
 
 
-def group_norms(graph: Graph) -> Iterator[Sequence[str]]:
-    """Each group norm with the activation that alone reads it."""
+def group_norms(graph: Graph, activations: Sequence[str] = ACTIVATIONS) -> Iterator[Sequence[str]]:
+    """Each group norm with the activation, one of these, that alone reads it."""
     for node in graph.nodes:
         if node.op == GROUP_NORM:
             behind = only_reader(graph, node.outputs[0])
-            if behind is not None and activation_of(behind) in ACTIVATIONS:
+            if behind is not None and applied(graph, behind) in activations:
                 yield (node.name, behind.name)

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.gpu
 
 SHAPES = {
     **group_norm_cases.CASES,
+    **group_norm_cases.LEAKY_CASES,
+    "instances of a volume": (1, 32, 32, (64, 64), 64, "fp16", "leaky_relu", True),
     "diffusion, first level": (2, 320, 32, 64, 64, "fp16", "silu", True),
     "diffusion, last level": (2, 1280, 32, 8, 8, "fp16", "silu", True),
     "decoder": (1, 128, 32, 256, 256, "bf16", "silu", True),

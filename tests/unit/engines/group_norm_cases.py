@@ -17,10 +17,17 @@ CASES = {
     "halves": (2, 64, 32, 6, 6, "fp16", "silu", True),
 }
 
+LEAKY_CASES = {
+    "leaky": (2, 8, 8, (3, 4), 3, "fp32", "leaky_relu", True),
+    "leaky without constants": (2, 16, 4, 5, 5, "fp16", "leaky_relu", False),
+    "one factor": (2, 12, 12, 4, 6, "fp32", "prelu", True),
+}
+"""Of activations that not all engines apply."""
+
 
 def piece(name, dtype="", layout=""):
     """The piece of a case; in channels_last unless a layout is given."""
-    n, c, groups, h, w, own, behind, affine = CASES[name]
+    n, c, groups, h, w, own, behind, affine = {**CASES, **LEAKY_CASES}[name]
     dtype = dtype or own
     sides = (*h, w) if isinstance(h, tuple) else (h, w)
     layout = layout or ("ndhwc" if len(sides) == 3 else "nhwc")
@@ -29,5 +36,8 @@ def piece(name, dtype="", layout=""):
     lines += [f"constant %g: {row}", f"constant %b: {row}"] if affine else []
     constants = "%g, %b" if affine else "None, None"
     lines.append(f"%y: {images} = aten.group_norm.default(%x, {groups}, {constants}, 1e-05, False)")
-    lines += [f"%z: {images} = aten.{behind}.default(%y)", "return %z"] if behind else ["return %y"]
+    factor = {"leaky_relu": ", 0.2", "prelu": ", %p"}.get(behind, "")
+    if behind == "prelu":
+        lines.insert(-1, f"constant %p: {dtype}[1]")
+    lines += [f"%z: {images} = aten.{behind}.default(%y{factor})", "return %z"] if behind else ["return %y"]
     return SubgraphProblem("\n".join(lines) + "\n", layout)

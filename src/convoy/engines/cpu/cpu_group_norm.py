@@ -14,7 +14,7 @@ from convoy.engines.base import Executable, Packed
 from convoy.engines.cpu.native_launch import Native, NativeExecutable
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, STORED, storage_kernel
 from convoy.engines.cpu_subgraph import CpuSubgraphEngine
-from convoy.engines.group_norm import GroupNorm, group_norms
+from convoy.engines.group_norm import LEAKY, GroupNorm, group_norms
 from convoy.graph.ir import Graph
 from convoy.problem import Knobs, Problem, SubgraphProblem
 from convoy.target import Target
@@ -84,7 +84,7 @@ class GroupNormCpu(CpuSubgraphEngine):
     def refusal(self, problem: SubgraphProblem) -> str:
         """It normalises values in fp32 and bf16."""
         norm = GroupNorm.of(problem)
-        if norm is None:
+        if norm is None or norm.activation in LEAKY:
             return "computes a group norm of images with ReLU, SiLU or no activation, got another subgraph"
         if problem.layout != norm.layout:
             return f"needs layout {norm.layout}, got {problem.layout}"

@@ -10,7 +10,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import as_images, dense_nhwc
 from convoy.engines.gpu.gpu_support_checks import subgraph_support, values_support
-from convoy.engines.group_norm import GroupNorm, group_norms
+from convoy.engines.group_norm import ACTIVATIONS, LEAKY, GroupNorm, group_norms
 from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
 from convoy.errors import LaunchError
 from convoy.graph.ir import Graph
@@ -18,8 +18,11 @@ from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
 from convoy.support import Support
 from convoy.target import Target
 
-MOST_PARTS = 64
+MOST_PARTS = 256
 """Parts of an image that are summed apart, at most: each program of the second kernel reads all of its channels' parts."""
+
+MOST_PART_VALUES = 8192
+"""Parts times channels of a tile, at most, where there are more than 64 parts: the second kernel holds them in registers."""
 
 MOST_SIZE = 256
 """Channels of the largest group: a tile holds whole groups."""
@@ -48,8 +51,13 @@ class GroupNormExecutable(Executable):
         self.sums, self.rest = (TritonKernel(build, target) for build in self._builds(shape))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """Scale and shift in fp32; nothing if the norm has neither."""
-        return self.norm.constants(constants) if constants else ()
+        """Scale, shift and a leaky activation's factors in fp32; nothing if there is none of them."""
+        device = constants[0].device if constants else torch.device("cpu" if interpreting() else "cuda")
+        return self.norm.constants(constants, device) if constants or self._leaky else ()
+
+    @property
+    def _leaky(self) -> bool:
+        return self.norm.activation in LEAKY
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """Sums, then the rest."""
@@ -58,20 +66,21 @@ class GroupNormExecutable(Executable):
             raise LaunchError("triton.group_norm: no tensor was given to write to")
         x, y = dense_nhwc("x", as_images(buffers.args[0])), dense_nhwc("y", as_images(y))
         parts = workspace[: self.workspace_bytes].view(torch.float32)
-        scale, shift = buffers.constants or (None, None)
+        scale, shift, slopes = (*buffers.constants, None, None, None)[:3]
         grid = (self.parts, norm.images, self._columns)
         sizes = [norm.pixels, -(-norm.pixels // self.parts), norm.groups]
         self.sums(grid, [x, parts, *sizes])
-        self.rest(grid, [x, scale, shift, parts, y, *sizes, self.parts, 1.0 / norm.pixels, norm.eps])
+        self.rest(grid, [x, scale, shift, slopes, parts, y, *sizes, self.parts, 1.0 / norm.pixels, norm.eps])
 
     def _builds(self, shape: Mapping[str, object]) -> list[KernelBuild]:
         """The two kernels: sums over parts of the pixels, then the results."""
         from convoy.engines.triton.kernels.group_norm_kernels import group_moments, group_normalise  # pyright: ignore[reportUnknownVariableType]
 
         images, sizes = f"*{self.norm.dtype}", dict.fromkeys(("pixels", "each", "groups"), "i32")
-        row = "*fp32" if self.norm.scale or self.norm.shift else "none"
+        row = "*fp32" if self.norm.scale or self.norm.shift or self._leaky else "none"
         rest = {
-            "x": images, "scale": row, "shift": row, "parts": "*fp32", "y": images, **sizes,
+            "x": images, "scale": row, "shift": row, "slopes": "*fp32" if self._leaky else "none", "parts": "*fp32",
+            "y": images, **sizes,
             "programs": "i32", "inverse": "fp32", "eps": "fp32",
         }  # fmt: skip
         more = {
@@ -79,6 +88,7 @@ class GroupNormExecutable(Executable):
             "AFFINE": row != "none",
             "RELU": self.norm.activation == "relu",
             "SILU": self.norm.activation == "silu",
+            "LEAKY": self._leaky,
         }
         return [
             self._build(group_moments, {"x": images, "parts": "*fp32", **sizes}, shape),
@@ -114,7 +124,7 @@ class TritonGroupNorm(Engine):
 
     def fusions(self, graph: Graph) -> Iterable[Sequence[str]]:
         """Each group norm with the activation that alone reads it."""
-        return group_norms(graph)
+        return group_norms(graph, (*ACTIVATIONS, *LEAKY))
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Group norms of NHWC images or volumes in fp16, bf16 or fp32, on capability 8.0 and newer."""
@@ -123,7 +133,9 @@ class TritonGroupNorm(Engine):
         if not (found := subgraph_support(problem, target, "computes group norms", layout)):
             return found
         if norm is None:
-            return Support.no("computes a group norm of images with ReLU, SiLU or no activation, got another subgraph")
+            return Support.no(
+                "computes a group norm of images with ReLU, SiLU, leaky ReLU or no activation, got another subgraph"
+            )
         if not 0 < norm.images <= MOST_IMAGES or norm.size > MOST_SIZE or not norm.pixels:
             return Support.no(
                 f"needs 1 to {MOST_IMAGES} images and at most {MOST_SIZE} channels a group, got {norm.images} and {norm.size}"
@@ -140,7 +152,8 @@ class TritonGroupNorm(Engine):
                 block_r = max(1, values // block_c)
                 for waves in (2, 4, 1):
                     programs = norm.images * -(-norm.groups // (block_c // least))
-                    parts = min(MOST_PARTS, -(-norm.pixels // block_r), -(-waves * target.units // programs))
+                    most_parts = min(MOST_PARTS, max(64, MOST_PART_VALUES // block_c))
+                    parts = min(most_parts, -(-norm.pixels // block_r), -(-waves * target.units // programs))
                     found.append(Knobs.of(block_r=block_r, block_c=block_c, warps=warps, parts=max(1, parts)))
         return sorted(dict.fromkeys(found), key=lambda knobs: self.estimate_us(problem, knobs, target) or 0.0)
 

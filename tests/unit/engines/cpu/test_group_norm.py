@@ -87,6 +87,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 def test_what_it_does_not_take_has_a_reason() -> None:
     assert "needs fp32 or bf16, got fp16" in ENGINE.supports(piece("halves"), CPU).reason
     assert "needs layout nhwc or ndhwc, got nchw" in ENGINE.supports(piece("silu", layout="nchw"), CPU).reason
+    assert "ReLU, SiLU or no activation" in ENGINE.supports(piece("leaky"), CPU).reason
     assert "needs layout ndhwc, got nhwc" in ENGINE.supports(piece("volumes", layout="nhwc"), CPU).reason
     gelu = replace(piece("silu"), text=piece("silu").text.replace("silu", "gelu"))
     assert "another subgraph" in ENGINE.supports(gelu, CPU).reason

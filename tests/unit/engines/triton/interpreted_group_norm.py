@@ -15,7 +15,7 @@ from convoy.engines.triton.triton_group_norm import ENGINE
 from convoy.measurement.data import make_data
 from convoy.measurement.oracle import oracle
 from convoy.target import Target
-from tests.unit.engines.group_norm_cases import CASES, piece
+from tests.unit.engines.group_norm_cases import CASES, LEAKY_CASES, piece
 
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 5, 80 << 30, 50 << 20)
 
@@ -36,7 +36,7 @@ def worst_error(problem, knobs, fault=False):
     return float((y.double() - exact).norm() / exact.norm())
 
 
-for name in CASES:
+for name in (*CASES, *LEAKY_CASES):
     problem = piece(name)
     space = ENGINE.space(problem, TARGET)
     for knobs in (space[0], space[-1]):

@@ -13,7 +13,7 @@ from convoy.engines.group_norm import GroupNorm, group_norms
 from convoy.engines.subgraph import parse_subgraph
 from convoy.engines.triton.triton_group_norm import ENGINE, MOST_PARTS
 from convoy.target import Target
-from tests.unit.engines.group_norm_cases import CASES, piece
+from tests.unit.engines.group_norm_cases import CASES, LEAKY_CASES, piece
 
 pytest.importorskip("triton")
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
@@ -37,11 +37,11 @@ def outcomes():
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *LEAKY_CASES])
 def test_results_are_right(outcomes, name):
     assert len(outcomes[name]) == 2
     for said in outcomes[name]:
-        assert said["error"] < LIMITS[CASES[name][5]], said
+        assert said["error"] < LIMITS[{**CASES, **LEAKY_CASES}[name][5]], said
 
 
 def test_several_parts_were_summed(outcomes):
@@ -93,3 +93,17 @@ def test_what_a_subgraph_computes_and_which_nodes_join():
     assert (norm.images, norm.pixels, norm.channels, norm.size, norm.activation) == (1, 20, 80, 10, "silu")
     assert list(group_norms(parse_subgraph(piece("silu").text))) == [("y", "z")]
     assert list(group_norms(parse_subgraph(piece("alone").text))) == []
+    leaky = parse_subgraph(piece("leaky").text)
+    assert list(group_norms(leaky)) == []
+    assert list(ENGINE.fusions(leaky)) == [("y", "z")]
+    assert GroupNorm.of(piece("leaky")).slope == 0.2
+
+
+def test_large_images_have_more_parts_where_registers_hold_them():
+    problem = piece("volumes")
+    large = replace(problem, text=problem.text.replace("2,16,3,5,4", "1,16,128,128,128"))
+    for knobs in ENGINE.space(large, TARGET):
+        assert knobs.integer("parts") <= 64 or knobs.integer("parts") * knobs.integer("block_c") <= 8192
+    assert max(knobs.integer("parts") for knobs in ENGINE.space(large, TARGET)) > 64
+    widest = max(ENGINE.space(large, TARGET), key=lambda knobs: (knobs.integer("parts"), knobs.integer("block_c")))
+    ENGINE.build(large, widest, TARGET)

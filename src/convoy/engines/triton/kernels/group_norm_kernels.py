@@ -1,4 +1,4 @@
-"""Group norm of NHWC images with ReLU or SiLU: one kernel sums over parts of an image, the next normalises.
+"""Group norm of NHWC images with ReLU, SiLU or a leaky ReLU: one kernel sums over parts of an image, the next normalises.
 
 Sums are taken in fp32 for each channel, around the image's first pixel, so that a mean far from zero costs no digits. The second
 kernel adds the parts in one order and puts channels together to groups by their means and squared deviations (Chan's formula).
@@ -66,10 +66,10 @@ def by_group(values, PADDED: tl.constexpr, BLOCK_C: tl.constexpr):
 
 @triton.jit
 def group_normalise(
-    x, scale, shift, parts, y,
+    x, scale, shift, slopes, parts, y,
     pixels, each, groups, programs, inverse, eps,
     SIZE: tl.constexpr, PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr,
-    AFFINE: tl.constexpr, RELU: tl.constexpr, SILU: tl.constexpr, WAIT: tl.constexpr,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, SILU: tl.constexpr, LEAKY: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """Y from the parts' sums; `inverse` is 1 / pixels."""
     follow(WAIT, WAIT)
@@ -93,6 +93,8 @@ def group_normalise(
     if AFFINE:
         factor *= tl.load(scale + channel, mask=known, other=0.0)
         summand += tl.load(shift + channel, mask=known, other=0.0)
+    if LEAKY:
+        slope = tl.load(slopes + channel, mask=known, other=0.0)
     begin = tl.program_id(0) * each
     end = tl.minimum(begin + each, pixels)
     for start in range(begin, end, BLOCK_R):
@@ -103,6 +105,8 @@ def group_normalise(
         value = (value - mean[None, :]) * factor[None, :] + summand[None, :]
         if RELU:
             value = tl.where(value < 0.0, 0.0, value)
+        if LEAKY:
+            value = tl.where(value < 0.0, value * slope[None, :], value)
         if SILU:
             value = value / (1.0 + tl.exp(-value))
         tl.store(y + at, value.to(y.dtype.element_ty), mask=here)

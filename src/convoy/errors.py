@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable
+from pathlib import PurePath
 from typing import Any, Final
 
 MOST_LISTED: Final = 30
@@ -118,6 +119,10 @@ class _Short(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxdict = 50
         self.maxlevel, self.maxstring, self.maxother = 8, 200, 200
 
+    def repr1(self, x: Any, level: int) -> str:
+        """A path is shown as the text that was given for it."""
+        return super().repr1(str(x) if isinstance(x, PurePath) else x, level)
+
     def repr_int(self, x: int, level: int) -> str:
         """Python refuses to print an integer of more than 4300 digits."""
         del level
@@ -127,7 +132,7 @@ class _Short(reprlib.Repr):
 def _shown(value: object) -> str:
     if isinstance(value, str | bytes):
         return repr(value[:200])
-    if type(value) in (list, tuple, dict, int):
+    if type(value) in (list, tuple, dict, int) or isinstance(value, PurePath):
         return _Short().repr(value)
     return repr(value)
 

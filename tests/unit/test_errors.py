@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +61,8 @@ def test_a_message_shows_control_characters_escaped() -> None:
     error = InputError("plan.\u202e\x1b[2J", "", "no such field", "See \x07 or\nelse.")
     assert str(error) == "plan.\\u202e\\x1b[2J: got '', expected no such field. See \\x07 or\nelse."
     assert error.argument == "plan.\u202e\x1b[2J"
+
+
+def test_a_path_is_shown_as_it_was_given() -> None:
+    assert str(InputError("plan", Path("net.json"), "nothing")) == "plan: got 'net.json', expected nothing."
+    assert str(InputError("input", [Path("a"), Path("b")], "one")) == "input: got ['a', 'b'], expected one."

@@ -38,14 +38,23 @@ ROWS_SHOWN = 50
 """Rows of a table when no limit is given: more scrolls the answer away."""
 
 
-def _open(db: Path | None, *, create: bool) -> Database:
-    """The database that the options name; one named by `--db` must be there, unless it is about to be written."""
+def _open(db: Path | None, *, create: bool, change: bool = False) -> Database:
+    """The database that the options name; one named by `--db` must be there, unless it is about to be written.
+
+    Args:
+        db: `--db`.
+        create: whether to make a file where none is.
+        change: refuse a file that cannot be written: a change that lasts as long as the command would be none.
+    """
     from convoy.perfdb import Database
     from convoy.settings import Settings
 
     if db is not None and not create and not db.expanduser().exists():
         raise InputError("--db", str(db), "a database that is there")
     database = Database.open(db or Settings().db, create=create)
+    if change and database.in_memory and database.warnings:
+        database.close()
+        raise InputError("db", str(database.path), "a database that can be written", database.warnings[-1])
     for line in database.warnings:
         say(f"convoy: {line}", err=True)
     return database
@@ -172,7 +181,7 @@ def import_rows(
 ) -> None:
     """Add the rows of an export to the database. Every row is checked; a malformed line refuses the whole file."""
     _check_there(path)
-    with _open(db, create=True) as database:
+    with _open(db, create=True, change=True) as database:
         kept.database()
         result = database.import_(path, partial=partial)
     _tell(result, path, partial=partial, as_json=as_json)
@@ -187,7 +196,7 @@ def merge(
 ) -> None:
     """Add the rows of another database. Every row is checked; a malformed row refuses the whole file."""
     _check_there(path)
-    with _open(db, create=True) as database:
+    with _open(db, create=True, change=True) as database:
         kept.database()
         result = database.merge(path, partial=partial)
     _tell(result, path, partial=partial, as_json=as_json)
@@ -255,7 +264,7 @@ def clear(
 
     if target:
         check_digest(target)
-    with _open(db, create=False) as database:
+    with _open(db, create=False, change=True) as database:
         _check_names(database, engine=engine, target=target)
         number = database.count(engine=engine, target=target)
         wanted = {"engine": engine, "target": target}
@@ -268,7 +277,7 @@ def clear(
 
 def _clear_plans(db: Db, *, yes: bool) -> None:
     """Remove the plans of finished searches from a database."""
-    with _open(db, create=False) as database:
+    with _open(db, create=False, change=True) as database:
         number = len(database.plans.keys())
         if number and not yes:
             typer.confirm(f"Remove {number} plans from {database.path}?", abort=True)

@@ -240,6 +240,25 @@ def test_bad_input_is_one_clear_line(
     assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    "words", [("import", "rows.csv"), ("merge", "perf.db"), ("clear", "--yes"), ("clear", "--plans", "--yes")]
+)
+def test_a_change_of_a_file_that_is_not_convoys_is_refused(
+    db: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("export", "rows.csv", "--db", db)
+    Path("net.py").write_text("import torch")
+    said = refuse(capsys, monkeypatch, *words, "--db", "net.py")
+    assert said.startswith("convoy: --db: got ")
+    assert "it is no database" in said
+    assert Path("net.py").read_text() == "import torch"
+
+
 def test_a_fault_of_the_file_is_told_once_and_is_no_failure(db: Path) -> None:
     db.write_bytes(b"noise" * 5000)
     done = CliRunner().invoke(app, ["list", "--json", "--db", str(db)])

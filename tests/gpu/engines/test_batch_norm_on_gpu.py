@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.engines.subgraph import parse_subgraph
+from convoy.engines.subgraph import parse_subgraph, torch_format
 from convoy.engines.triton.batch_norm import ENGINE
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
@@ -38,7 +38,7 @@ def results(problem):
         torch.empty(graph.values[n].spec.shape, device="cuda", dtype=_dtype(graph.values[n].spec))
         for n in graph.outputs
     ]
-    return [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in made]
+    return [t.to(memory_format=torch_format(problem.layout, t.dim())) for t in made]
 
 
 def _dtype(spec):

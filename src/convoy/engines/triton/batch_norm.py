@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
-from convoy.engines.gpu.device_tensors import dense_nhwc, fits_tma, pitch_of, sliced_nhwc
+from convoy.engines.gpu.device_tensors import as_images, dense_nhwc, fits_tma, pitch_of, sliced_nhwc
 from convoy.engines.gpu.gpu_support_checks import INDEX_LIMIT, subgraph_support, values_support
 from convoy.engines.triton.batch_norm_graph import Norm, norm_of
 from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild, TritonKernel, interpreting, shared_limit
@@ -50,14 +50,14 @@ class BatchNormExecutable(Executable):
         self.sums, self.rest = (TritonKernel(build, target) for build in self._builds())
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
-        """The forward pass's images may be channels of a larger tensor."""
+        """The forward pass's images may be channels of a larger tensor; volumes may not."""
         norm = self.norm
         fits = (
             pitch % norm.unit == 0
             and norm.rows * pitch < INDEX_LIMIT
             and fits_tma(TORCH_DTYPE[norm.dtype], pitch, offset)
         )
-        return norm.forward and norm.results[result] == "y" and fits
+        return norm.forward and norm.results[result] == "y" and fits and not norm.volumes
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """Sums, then the rest."""
@@ -108,12 +108,12 @@ class BatchNormExecutable(Executable):
         return [*read, given.get("residual"), parts, *written, *sizes, self.parts, pitch, *numbers]
 
     def _checked(self, role: str, tensor: torch.Tensor) -> torch.Tensor:
-        return dense_nhwc(role, tensor) if tensor.dim() == 4 else tensor.contiguous()
+        return dense_nhwc(role, as_images(tensor)) if tensor.dim() > 1 else tensor.contiguous()
 
     def _result(self, role: str, tensor: torch.Tensor | None) -> torch.Tensor:
         if tensor is None:
             raise LaunchError(f"{role}: no tensor was given to write to")
-        return sliced_nhwc(role, tensor) if role == "y" else self._checked(role, tensor)
+        return sliced_nhwc(role, as_images(tensor)) if role == "y" else self._checked(role, tensor)
 
     def _builds(self) -> list[KernelBuild]:
         """The two kernels: partial sums over parts of the rows, then the results."""
@@ -206,11 +206,11 @@ class BatchNormEngine(Engine):
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Subgraphs of one batch norm of a training step, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
-        if not (found := subgraph_support(problem, target, "computes batch norms")):
+        """One batch norm of a training step, in channels_last and fp16, bf16 or fp32, on capability 8.0 and newer."""
+        norm = norm_of(problem) if isinstance(problem, SubgraphProblem) else None
+        layout = "nhwc" if norm is None else norm.layout
+        if not (found := subgraph_support(problem, target, "computes batch norms", layout)):
             return found
-        assert isinstance(problem, SubgraphProblem)
-        norm = norm_of(problem)
         if norm is None:
             return Support.no(
                 "computes a batch norm with batch statistics and the operators fused with it, got another subgraph"

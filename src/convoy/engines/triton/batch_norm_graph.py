@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from convoy.engines.subgraph import parse_subgraph
 from convoy.graph.ir import Graph, Node, Ref
-from convoy.problem import SubgraphProblem
+from convoy.problem import SubgraphProblem, volume_layout
 
 FORWARD = "aten._native_batch_norm_legit_functional.default"
 BACKWARD = "aten.native_batch_norm_backward.default"
@@ -21,7 +21,7 @@ class Norm:
 
     Attributes:
         forward: True for the forward pass, False for the backward pass.
-        rows: values of a channel: images times pixels.
+        rows: values of a channel: images times pixels, or volumes likewise.
         c: channels.
         dtype: dtype of images and their gradients.
         eps: added to the variance.
@@ -33,6 +33,7 @@ class Norm:
             more (a second summand of dy), y (whose zeros mask dy), x, weight, mean, rstd (of the batch), unused.
         results: the role of each result. Forward: y, mean, rstd, new_mean, new_var. Backward: dx, dweight, dbias, masked (dy
             after sum and mask).
+        volumes: whether x is [n, c, d, h, w].
     """
 
     forward: bool
@@ -46,6 +47,12 @@ class Norm:
     results: tuple[str, ...] = ()
     start: int = 0
     whole_c: int = 0
+    volumes: bool = False
+
+    @property
+    def layout(self) -> str:
+        """The memory format in which a row's channels are neighbours."""
+        return volume_layout("nhwc") if self.volumes else "nhwc"
 
     @property
     def unit(self) -> int:
@@ -149,18 +156,19 @@ def _norm(
     args = tuple(roles.found[name] for name in graph.inputs)
     results = tuple(made[name] for name in graph.outputs)
     first = graph.values[next(name for name, role in roles.found.items() if role == "x")].spec
-    if len(first.shape) != 4 or len(set(results)) != len(results):
+    if len(first.shape) not in (4, 5) or len(set(results)) != len(results):
         return None
-    n, c, h, w = first.shape
+    n, c, *sides = first.shape
     images = {"x", "y", "residual", "dy", "more", "dx", "masked"}
     named = [*zip(graph.inputs, args, strict=True), *zip(graph.outputs, results, strict=True)]
     for name, role in named:
         spec = graph.values[name].spec
         wanted = (first.shape, first.dtype) if role in images else ((c,), "fp32")
         if role == "dy" and whole_c:
-            wanted = (n, whole_c, h, w), first.dtype
+            wanted = (n, whole_c, *sides), first.dtype
         if (spec.shape, spec.dtype) != wanted:
             return None
     if not ({"y"} if forward else {"dx"}) <= set(results):
         return None
-    return Norm(forward, n * h * w, c, first.dtype, eps, momentum, relu, args, results)
+    rows = n * math.prod(sides)
+    return Norm(forward, rows, c, first.dtype, eps, momentum, relu, args, results, volumes=len(sides) == 3)

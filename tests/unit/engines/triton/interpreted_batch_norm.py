@@ -11,7 +11,7 @@ import sys
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.engines.subgraph import parse_subgraph
+from convoy.engines.subgraph import parse_subgraph, torch_format
 from convoy.engines.torch_operators import DTYPES
 from convoy.engines.triton.batch_norm import ENGINE
 from convoy.engines.triton.batch_norm_graph import norm_of
@@ -32,8 +32,9 @@ def data_of(problem):
     if norm.forward:
         named["var"].abs_()
         return data
-    named["mean"].copy_(x.double().mean((0, 2, 3)))
-    named["rstd"].copy_((x.double().var((0, 2, 3), unbiased=False) + norm.eps).rsqrt())
+    across = (0, *range(2, x.dim()))
+    named["mean"].copy_(x.double().mean(across))
+    named["rstd"].copy_((x.double().var(across, unbiased=False) + norm.eps).rsqrt())
     if "y" in named:
         named["y"].relu_()
     return data
@@ -53,7 +54,7 @@ def worst_error(problem, knobs, fault=False):
         torch.full(graph.values[name].spec.shape, 77, dtype=DTYPES[graph.values[name].spec.dtype])
         for name in graph.outputs
     ]
-    made = [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in made]
+    made = [t.to(memory_format=torch_format(problem.layout, t.dim())) for t in made]
     workspace = torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8)
     if fault:
         data.args[0][0, 0, 0, 0] += 50

@@ -134,3 +134,12 @@ def test_what_32_bits_cannot_index_is_refused():
     assert executable.accept_slice(y, 128, 64)
     assert not executable.accept_slice(y, 1 << 26, 64)
     assert not executable.accept_slice(y, 128 + 8, 4)
+
+
+def test_volumes_need_channels_last_3d():
+    problem = forward("volumes")
+    assert problem.layout == "ndhwc"
+    assert ENGINE.supports(problem, TARGET)
+    assert "needs layout ndhwc, got ncdhw" in ENGINE.supports(problem.with_layout("ncdhw"), TARGET).reason
+    executable = ENGINE.build(problem, ENGINE.space(problem, TARGET)[0], TARGET)
+    assert not executable.accept_slice(len(executable.norm.results) - 1, 64, 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -18,7 +19,7 @@ from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import CompileError, PlanError
 from convoy.graph.ir import Graph
 from convoy.measurement.processes.parallel_compile import ParallelCompile
-from convoy.measurement.processes.threaded_builds import Built, build_in_threads
+from convoy.measurement.processes.threaded_builds import Built, built_in_threads
 from convoy.plan.describe import title
 from convoy.plan.plan import Plan, Step
 from convoy.problem import ANY_LAYOUT, EngineConfig, Problem, layout_beside, volume_layout
@@ -180,13 +181,25 @@ class _Builds:
         Returns:
             Errors of compilation, by key. An error of the baseline is raised.
         """
+        first = {key: index for index, key in reversed(list(enumerate(keys))) if key not in self.packed}
+        missing = sorted(first.items(), key=lambda item: (self._in_threads(steps[item[1]]), item[1]))
+        wanted = [(self.problems[index], steps[index].config) for _, index in missing]
+        with built_in_threads(wanted, self.target, self.extra_engines) as built:
+            return self._build(steps, missing, built, ahead)
+
+    def _in_threads(self, step: Step) -> bool:
+        """Whether threads may build a step; such steps come after those that are built here in the meantime."""
+        return load_engine(step.config.engine, self.extra_engines).builds_in_threads
+
+    def _build(
+        self,
+        steps: Sequence[Step],
+        missing: Sequence[tuple[StepKey, int]],
+        built: Mapping[int, Future[Built]],
+        ahead: ParallelCompile | None,
+    ) -> dict[StepKey, CompileError]:
         failed: dict[StepKey, CompileError] = {}
         memory = present_memory()
-        first = {key: index for index, key in reversed(list(enumerate(keys))) if key not in self.packed}
-        missing = sorted(first.items(), key=lambda item: item[1])
-        built = build_in_threads(
-            [(self.problems[index], steps[index].config) for _, index in missing], self.target, self.extra_engines
-        )
         clock = [time.monotonic()]
         for done, (key, index) in enumerate(missing):
             if ahead is not None and done >= SEEN and clock[-1] - clock[0] > PATIENCE_S:
@@ -200,7 +213,7 @@ class _Builds:
                     ahead = None
             config = steps[index].config
             try:
-                with phase("build", config.engine):
+                with phase("build", "in threads" if done in built else config.engine):
                     executable = self._executable(index, config, built.get(done))
                     given = packed_constants(executable, self.problems[index], self.constants[index])
                     self.packed[key] = (executable, given if memory is None else memory.weights.shared(given))
@@ -211,12 +224,13 @@ class _Builds:
             clock.append(time.monotonic())
         return failed
 
-    def _executable(self, index: int, config: EngineConfig, built: Built | None) -> Executable:
-        """The executable that a thread built, or one that is built here."""
-        if isinstance(built, CompileError):
-            raise built
-        if built is not None:
-            return built
+    def _executable(self, index: int, config: EngineConfig, built: Future[Built] | None) -> Executable:
+        """The executable that a thread builds, or one that is built here."""
+        made = None if built is None else built.result()
+        if isinstance(made, CompileError):
+            raise made
+        if made is not None:
+            return made
         return build(load_engine(config.engine, self.extra_engines), self.problems[index], config.knobs, self.target)
 
 

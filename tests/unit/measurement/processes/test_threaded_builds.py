@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,17 +16,23 @@ import convoy
 from convoy.engines.algorithms.gemm import Gemm
 from convoy.engines.hopper import nvrtc_kernel
 from convoy.engines.hopper.nvrtc_kernel import absence
+from convoy.engines.library.aten import Aten
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement import detect_target
-from convoy.measurement.processes.threaded_builds import build_in_threads
+from convoy.measurement.processes.threaded_builds import Built, built_in_threads
 from convoy.plan import load, save
-from convoy.problem import parse_problem
+from convoy.problem import EngineConfig, Problem, parse_problem
 from convoy.target import Target
 from tests.unit.program.test_compiler_faults import X, by_gemm
 
 WAIT_S = 60.0
 H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+
+
+def in_threads(wanted: Sequence[tuple[Problem, EngineConfig]], target: Target) -> dict[int, Built]:
+    with built_in_threads(wanted, target, ()) as jobs:
+        return {index: job.result() for index, job in jobs.items()}
 
 
 @pytest.fixture
@@ -55,6 +64,36 @@ def test_two_kernels_are_built_at_once(net: nn.Sequential, plan: Path, monkeypat
         assert torch.allclose(fast(X), net(X), atol=1e-5)
 
 
+def test_what_no_thread_may_build_is_built_meanwhile(
+    net: nn.Sequential, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads wait for the build of PyTorch's own step, though a plan has it last."""
+    build, aten, begun = Gemm.build, Aten.build, threading.Event()
+    deeper = nn.Sequential(*net, nn.Conv2d(4, 3, 3)).eval()
+    settings = convoy.Settings(effort="none", solver="baseline", db=plan.parent / "perf.db")
+    mixed = by_gemm(convoy.optimize(deeper, (X,), settings=settings).plan)
+    last = len(mixed.steps) - 1
+    assert mixed.steps[last].config.engine == "gemm"
+    steps = (*mixed.steps[:-1], dataclasses.replace(mixed.steps[-1], config=load_engine("aten").config()))
+    save(dataclasses.replace(mixed, steps=steps), plan)
+
+    def waiting(*args: Any) -> Any:
+        assert begun.wait(WAIT_S)
+        return build(*args)
+
+    def beginning(*args: Any) -> Any:
+        begun.set()
+        return aten(*args)
+
+    monkeypatch.setattr(Gemm, "builds_in_threads", True)
+    monkeypatch.setattr(Gemm, "build", waiting)
+    monkeypatch.setattr(Aten, "build", beginning)
+    fast = convoy.load(deeper, plan, (X,))
+    assert [step.config.engine for step in fast.plan.steps] == ["gemm", "gemm", "aten"]
+    with torch.no_grad():
+        assert torch.allclose(fast(X), deeper(X), atol=1e-5)
+
+
 def test_a_kernel_that_a_thread_cannot_build(net: nn.Sequential, plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = Gemm.build
 
@@ -76,10 +115,10 @@ def test_nothing_is_built_in_threads_where_no_engine_allows_it(monkeypatch: pyte
     steps = [step for step in load(plan).steps if step.problem.startswith("conv")]
     wanted = [(parse_problem(step.problem), step.config) for step in steps]
     target = detect_target("cpu")
-    assert build_in_threads(wanted, target, ()) == {}
+    assert in_threads(wanted, target) == {}
     monkeypatch.setattr(Gemm, "builds_in_threads", True)
-    assert build_in_threads(wanted[:1] * 3, target, ()) == {}  # one kernel, three times
-    assert sorted(build_in_threads([*wanted, wanted[0]], target, ())) == [0, 1]
+    assert in_threads(wanted[:1] * 3, target) == {}  # one kernel, three times
+    assert sorted(in_threads([*wanted, wanted[0]], target)) == [0, 1]
 
 
 @pytest.mark.skipif(bool(absence()), reason=absence())
@@ -88,7 +127,7 @@ def test_threads_compile_the_same_machine_code(monkeypatch: pytest.MonkeyPatch) 
     problem = parse_problem("conv:fprop:n1c64h14w14k64r3s3:p1x1:s1x1:d1x1:g1:nhwc:fp16.fp16.fp16.fp32:half:bias+relu")
     engine = load_engine("cuda.swapped")
     wanted = [(problem, engine.config(knobs)) for knobs in engine.space(problem, H100)[:3]]
-    made = build_in_threads(wanted, H100, ())
+    made: dict[int, Any] = in_threads(wanted, H100)
     assert sorted(made) == [0, 1, 2]
     for index, (_, config) in enumerate(wanted):
         alone = engine.build(problem, config.knobs, H100)

@@ -84,7 +84,7 @@ class VolumeTile:
         k = -(-problem.k // self.block_k)
         if self.gather:
             return k, 1, 1, 1, -(-problem.pixels // self.block_w)
-        d, p, q = problem.y_size
+        d, p, q = _sizes(problem)[0]
         return (k, problem.n, -(-d // (self.depth * self.block_d)), -(-p // self.block_h), -(-q // self.block_w))
 
     def c_blocks(self, problem: Conv3dProblem) -> int:
@@ -108,13 +108,19 @@ class VolumeTile:
     def split_bytes(self, problem: Conv3dProblem) -> int:
         """Bytes of the partial sums: none where the reduction is not split."""
         splits, _ = self.splits(problem)
-        return 4 * splits * problem.y_spec.elements if splits > 1 else 0
+        return 4 * splits * problem.k * problem.pixels if splits > 1 else 0
 
     def stage_bytes(self, problem: Conv3dProblem) -> int:
         """Bytes that one iteration loads."""
         span = slices_read(problem, self.depth) if self.depth > 1 else 1
         rows = span * self.pixels + self.taps_together(problem) * self.block_k
         return rows * self.block_c * DTYPE_BYTES[problem.dtype]
+
+
+@lru_cache(maxsize=64)
+def _sizes(problem: Conv3dProblem) -> tuple[tuple[int, int, int], int]:
+    """Depth, height and width of y, and the least bytes to move: asked for every tile."""
+    return problem.y_size, problem.bytes_min
 
 
 def slices_read(problem: Conv3dProblem, depth: int) -> int:
@@ -143,7 +149,7 @@ def estimate_us(problem: Conv3dProblem, tile: VolumeTile, units: int, shared: in
     a_sm = -(-blocks // units)
     waiting_ns = _LATENCY_NS / (tile.stages * max(1, min(a_sm, resident)))
     step_ns = max(products_ns, stage_bytes / _L2_BYTES_NS_PER_SM) + waiting_ns + _STEP_NS
-    moved = problem.bytes_min + 2 * tile.split_bytes(problem)
+    moved = _sizes(problem)[1] + 2 * tile.split_bytes(problem)
     time = _LAUNCH_US + max(a_sm * each * step_ns, moved / _MEMORY_BYTES_NS) / 1000
     time += _REDUCE_US if splits > 1 else 0.0
     return time * (_GATHER_FACTOR if tile.gather else 1.0) * (_STRICT_FACTOR if strict else 1.0)
@@ -170,12 +176,13 @@ def candidate_tiles(
         for tile in _staged(problem, base, units, strict)
     ]
     guesses.sort(key=lambda pair: pair[0])
-    shapes: Counter[VolumeTile] = Counter()
+    shapes: Counter[tuple[int, ...]] = Counter()
     kinds: Counter[int] = Counter()
     chosen: list[VolumeTile] = []
     most = {0: 3 if boxes else 20, 1: 6, 2: 5, 4: 6}
     for guess, tile in guesses:
-        shape, kind = replace(tile, stages=0, split=0), 0 if tile.gather else tile.depth
+        kind = 0 if tile.gather else tile.depth
+        shape = (kind, tile.block_d, tile.block_h, tile.block_w, tile.block_k, tile.block_c, tile.warps)
         if not math.isinf(guess) and shapes[shape] < 2 and kinds[kind] < most[kind]:
             shapes[shape] += 1
             kinds[kind] += 1
@@ -187,12 +194,12 @@ def _staged(problem: Conv3dProblem, base: VolumeTile, units: int, strict: bool) 
     """A tile with each useful split and number of stages."""
     tiles = math.prod(base.tiles(problem))
     for split in _SPLITS:
-        tile = replace(base, split=split)
-        if tile.splits(problem)[0] != split or (split > 1 and tiles * split > 4 * units):
-            continue
-        for stages in _STAGES[:2] if strict else _STAGES:
-            if stages <= max(2, tile.splits(problem)[1] + 1):
-                yield replace(tile, stages=stages)
+        if split > 1 and tiles * split > 4 * units:
+            return
+        shares, each = replace(base, split=split).splits(problem)
+        if shares == split:
+            fitting = [stages for stages in (_STAGES[:2] if strict else _STAGES) if stages <= max(2, each + 1)]
+            yield from (replace(base, split=split, stages=stages) for stages in fitting)
 
 
 def _channels(problem: Conv3dProblem, sizes: tuple[int, ...]) -> list[int]:
@@ -209,12 +216,12 @@ def _depths(problem: Conv3dProblem) -> Iterator[int]:
 
 def _boxes(problem: Conv3dProblem) -> Iterator[VolumeTile]:
     """Tiles that TMA reads."""
-    strided = strided_planes(problem)
+    strided, blocks = strided_planes(problem), block_channels(problem)
     for depth in _depths(problem):
         for pixels in (32, 64, 128, 256) if depth == 1 else (64, 128, 256):
             box = _box(problem, pixels, flat=depth > 1 or strided)
             for block_k in _channels(problem, (32, 64, 128)):
-                for block_c in block_channels(problem):
+                for block_c in blocks[depth == 1 and len(blocks) > 1 :]:
                     for warps in _warps(depth, pixels, block_k):
                         yield VolumeTile(False, False, depth, *box, block_k, block_c, warps=warps)
 

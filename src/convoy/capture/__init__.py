@@ -6,10 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from convoy.capture.captured import Captured, captured_function, to_double
-from convoy.capture.inference import capture_inference, capture_with_original
 
 if TYPE_CHECKING:
     from convoy.capture.aot_graph import capture_traced as capture_traced
+    from convoy.capture.inference import capture_inference as capture_inference
+    from convoy.capture.inference import capture_with_original as capture_with_original
     from convoy.capture.training import TrainingCapture as TrainingCapture
     from convoy.capture.training import capture_training as capture_training
 
@@ -25,11 +26,13 @@ __all__ = [
 ]
 
 _LAZY: Final = {
+    "capture_inference": "convoy.capture.inference",
     "capture_traced": "convoy.capture.aot_graph",
+    "capture_with_original": "convoy.capture.inference",
     "TrainingCapture": "convoy.capture.training",
     "capture_training": "convoy.capture.training",
 }
-"""Names that few sessions use, and where they are defined: training traces by AOTAutograd, inference does not."""
+"""Names that not every session uses, and where they are defined: a package captures nothing, inference runs no AOTAutograd."""
 
 
 if not TYPE_CHECKING:  # else every misspelt name would pass for one of the package

@@ -6,7 +6,7 @@ import ctypes
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -18,17 +18,13 @@ from convoy.engines.manifest import load_engine
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import InputError, PackageError
 from convoy.graph.ir import Graph
-from convoy.graph.text import parse_graph
-from convoy.graph.verify import verify
 from convoy.package.archive import PackageArchive
 from convoy.package.kernels import PackagedKernel, TeamRunner, why_not_packed
 from convoy.package.manifest import Manifest, ProgramMembers
-from convoy.package.package_fit import check_fit, check_steps
+from convoy.package.package_fit import check_fit, check_steps, read_graph, read_plan
 from convoy.package.plan_regions import plan_regions
 from convoy.package.program_file import PackedProgram, read_program
 from convoy.plan.describe import title
-from convoy.plan.file import MAX_BYTES as MOST_PLAN_BYTES
-from convoy.plan.file import from_dict
 from convoy.plan.plan import Plan, Step
 from convoy.problem import Problem
 from convoy.program import PackedSteps, Program, bind
@@ -37,9 +33,6 @@ from convoy.program.native_chains import ChainedProgram
 from convoy.program.verification.usable_config import why_not
 from convoy.program.verification.verify_plan import Regions, Verified, verify_plan
 from convoy.target import Target
-from convoy.untrusted import parse_json
-
-MOST_GRAPH_BYTES: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +84,6 @@ def bound_program(parts: OpenedParts, members: ProgramMembers) -> tuple[Program,
         runner = None if parts.library is None else TeamRunner(parts.library, program.threads)
         runnable = ChainedProgram(bound, torch.device("cpu"), runner)
     return Program(plan, captured[0], runnable, bound.resident_bytes), program
-
-
-def read_graph(archive: PackageArchive, member: str) -> Graph:
-    """A graph from a member; raises PackageError or InputError."""
-    content = archive.view(member)
-    if len(content) > MOST_GRAPH_BYTES:
-        raise PackageError(member, len(content), f"at most {MOST_GRAPH_BYTES} bytes")
-    try:
-        graph = parse_graph(bytes(content).decode("utf-8"))
-    except UnicodeDecodeError:
-        raise PackageError(member, archive.path, "text in UTF-8") from None
-    verify(graph)
-    return graph
-
-
-def read_plan(archive: PackageArchive, member: str) -> Plan:
-    """A plan from a member; raises PackageError or InputError."""
-    content = archive.view(member)
-    if len(content) > MOST_PLAN_BYTES:
-        raise PackageError(member, len(content), f"at most {MOST_PLAN_BYTES} bytes")
-    return from_dict(parse_json(bytes(content), f"{member} of {archive.path}", PackageError))
 
 
 def _captured(parts: OpenedParts, graph: Graph, plan: Plan, program: PackedProgram) -> tuple[Captured, Regions]:

@@ -1,14 +1,11 @@
-"""convoy.open: from a package to a module that runs."""
+"""convoy.open: from a package to a module that runs. What a device does not need is not imported: it takes most of the time."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from convoy.errors import PackageError
-from convoy.measurement import detect_target
 from convoy.package.archive import PackageArchive, read_archive
-from convoy.package.bind_package import OpenedParts, bound_program
-from convoy.package.kernels import functions_of, load_library, why_not_code
 from convoy.package.manifest import CudaNeeds, Manifest, check_sums, read_manifest
 from convoy.package.packaged_module import PackagedModule
 from convoy.package.tensor_file import read_tensors
@@ -39,6 +36,15 @@ def open(  # noqa: A001 - as `torch.load`: called `convoy.open`
     check_sums(archive, manifest)
     if manifest.cuda is not None:
         return _opened_on_gpu(archive, manifest, manifest.cuda, trust=trust)
+    return _opened_on_cpu(archive, manifest, trust=trust)
+
+
+def _opened_on_cpu(archive: PackageArchive, manifest: Manifest, *, trust: bool) -> PackagedModule:
+    """Open a package for a CPU."""
+    from convoy.measurement import detect_target
+    from convoy.package.bind_package import OpenedParts, bound_program
+    from convoy.package.kernels import functions_of, load_library, why_not_code
+
     functions = library = None
     if trust and manifest.library:
         reason = why_not_code(manifest.needs)

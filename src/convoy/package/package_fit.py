@@ -1,16 +1,44 @@
-"""Whether the members of a package fit each other: graph, plan and program."""
+"""Graphs and plans of a package, and whether they fit its programs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from convoy.errors import PackageError
 from convoy.graph.ir import Graph
-from convoy.graph.text import digest
+from convoy.graph.text import digest, parse_graph
+from convoy.graph.verify import verify
 from convoy.package.archive import PackageArchive
 from convoy.package.cuda.recorded_graph import RecordedGraph
 from convoy.package.program_file import PackedProgram
+from convoy.plan.file import MAX_BYTES as MOST_PLAN_BYTES
+from convoy.plan.file import from_dict
 from convoy.plan.plan import Plan
+from convoy.untrusted import parse_json
+
+MOST_GRAPH_BYTES: Final = 32 << 20
+
+
+def read_graph(archive: PackageArchive, member: str) -> Graph:
+    """A graph from a member; raises PackageError or InputError."""
+    content = archive.view(member)
+    if len(content) > MOST_GRAPH_BYTES:
+        raise PackageError(member, len(content), f"at most {MOST_GRAPH_BYTES} bytes")
+    try:
+        graph = parse_graph(bytes(content).decode("utf-8"))
+    except UnicodeDecodeError:
+        raise PackageError(member, archive.path, "text in UTF-8") from None
+    verify(graph)
+    return graph
+
+
+def read_plan(archive: PackageArchive, member: str) -> Plan:
+    """A plan from a member; raises PackageError or InputError."""
+    content = archive.view(member)
+    if len(content) > MOST_PLAN_BYTES:
+        raise PackageError(member, len(content), f"at most {MOST_PLAN_BYTES} bytes")
+    return from_dict(parse_json(bytes(content), f"{member} of {archive.path}", PackageError))
 
 
 def check_steps(archive: PackageArchive, plan: Plan, program: PackedProgram) -> None:

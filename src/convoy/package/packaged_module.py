@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,8 +16,11 @@ from convoy.package.manifest import Manifest
 from convoy.package.program_file import PackedProgram, PackedTensor
 from convoy.package.samples import batch_sizes, run_samples
 from convoy.plan.plan import Plan
-from convoy.program import Program
-from convoy.program.call_forms import CallArguments
+
+if TYPE_CHECKING:
+    from convoy.package.cuda.recorded_net import RecordedNet
+    from convoy.program import Program
+    from convoy.program.call_forms import CallArguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +38,7 @@ class PackagedModule:
 
     path: str
     manifest: Manifest
-    programs: tuple[Program, ...]
+    programs: tuple[Program | RecordedNet, ...]
     packed: tuple[PackedProgram | RecordedGraph, ...]
 
     @property

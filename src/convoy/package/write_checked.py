@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from convoy.errors import CompileError, InputError
+from convoy.package.cuda.recorded_net import RecordedNet
 from convoy.package.opening import open as open_package
 from convoy.package.tensor_file import tensor_bytes
 from convoy.package.write import BoundNet, ModelInfo, write_package
@@ -71,7 +72,7 @@ def _write_cuda(path: Path, nets: Sequence[BoundNet], info: ModelInfo, device: t
 
 
 def _gives_same_bits(
-    bound: BoundPlan, program: Program, inputs: tuple[torch.Tensor, ...], device: torch.device
+    bound: BoundPlan, program: Program | RecordedNet, inputs: tuple[torch.Tensor, ...], device: torch.device
 ) -> bool:
     """Whether a packaged program gives the bits of the plan's own executables; true where those differ from run to run."""
     own = CudaGraphProgram(bound, device) if device.type == "cuda" else ChainedProgram(bound, device)

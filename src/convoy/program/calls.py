@@ -100,21 +100,6 @@ def has_internal_overlap(tensor: torch.Tensor) -> bool:
     return False
 
 
-def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether a tensor has these strides. Strides of dimensions with one element mean nothing and are not compared."""
-    found = tensor.stride()
-    return found == strides or all(
-        size < 2 or have == want for size, have, want in zip(tensor.shape, found, strides, strict=True)
-    )
-
-
-def in_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The tensor itself if it has these strides, else a copy that has."""
-    if tensor.stride() == strides:
-        return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
 @dataclass(frozen=True, slots=True)
 class TensorKind:
     """The dtype of a module's floating-point tensors and the device of all its tensors; None where there are several or none."""

@@ -24,6 +24,7 @@ from convoy.program.native_chains import ChainedProgram
 from convoy.program.verification.verify_plan import Regions
 from convoy.settings import Settings
 from convoy.target import Target
+from convoy.tensor_strides import in_known_strides, in_strides
 
 
 class Runnable(Protocol):
@@ -80,11 +81,9 @@ class Program:
             raise InputError("plan", "baseline", "a plan with steps")
         made = self.runnable(self.captured.flatten_inputs(args, kwargs))
         if isinstance(strides, str):
-            for index, wanted in enumerate(self.captured.strides):
-                if wanted is not None and not calls.has_strides(made[index], wanted):
-                    made = [*made[:index], calls.in_strides(made[index], wanted), *made[index + 1 :]]
+            made = in_known_strides(made, self.captured.strides)
         else:
-            made = [calls.in_strides(tensor, wanted) for tensor, wanted in zip(made, strides, strict=True)]
+            made = [in_strides(tensor, wanted) for tensor, wanted in zip(made, strides, strict=True)]
         return self.captured.unflatten_outputs(made)
 
 

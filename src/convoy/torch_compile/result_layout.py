@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from convoy.errors import CaptureError
-from convoy.program.calls import in_strides
+from convoy.tensor_strides import in_strides
 
 
 @dataclass(frozen=True, slots=True)

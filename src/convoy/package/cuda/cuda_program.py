@@ -25,10 +25,12 @@ from convoy.package.cuda.recorded_graph import (
     RecordedGraph,
 )
 from convoy.package.program_file import PackedTensor
-from convoy.program.eager import empty
 
 _PROGRAMMATIC_PORT: Final = 1
 """CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC (CUDA Driver API): the edge leaves when all thread blocks have triggered or ended."""
+
+_FORMATS: Final = {"nhwc": torch.channels_last, "ndhwc": torch.channels_last_3d}
+"""Layouts of 4-D and 5-D tensors that are not contiguous."""
 
 _PORTABLE_CLUSTER: Final = 8
 """Thread blocks of a cluster that every device of capability 9.0 or newer has (CUDA C++ Programming Guide)."""
@@ -151,7 +153,9 @@ class PackagedCudaProgram:
         """An input or output as a view of its block."""
         place = places[one.slot]
         raw = self._blocks[place.block][place.offset : place.offset + one.spec.size_bytes]
-        strides = empty(one.spec, one.layout, torch.device("meta")).stride()
+        strides = torch.empty(
+            one.spec.shape, device="meta", memory_format=_FORMATS.get(one.layout, torch.contiguous_format)
+        ).stride()
         return raw.view(DTYPES[one.spec.dtype]).as_strided(one.spec.shape, strides)
 
     def _address(self, place: DevicePlace) -> int:

@@ -7,17 +7,16 @@ from collections.abc import Mapping
 
 import torch
 
-from convoy.capture import Captured
+from convoy.capture.captured import Captured
 from convoy.engines.compilers.cuda_bindings import driver
 from convoy.errors import InputError, PackageError
 from convoy.package.archive import PackageArchive
-from convoy.package.bind_package import read_graph, read_plan
 from convoy.package.cuda.cuda_program import KernelFunctions, PackagedCudaProgram
 from convoy.package.cuda.graph_file import read_graph as read_recorded
 from convoy.package.cuda.recorded_graph import RecordedGraph
+from convoy.package.cuda.recorded_net import RecordedNet
 from convoy.package.manifest import CudaNeeds, Manifest
-from convoy.package.package_fit import check_fit
-from convoy.program import Program
+from convoy.package.package_fit import check_fit, read_graph, read_plan
 
 
 def why_not_here(needs: CudaNeeds) -> str:
@@ -39,14 +38,14 @@ def why_not_here(needs: CudaNeeds) -> str:
 
 def cuda_programs(
     archive: PackageArchive, manifest: Manifest, tensors: Mapping[str, torch.Tensor]
-) -> list[tuple[Program, RecordedGraph]]:
+) -> list[tuple[RecordedNet, RecordedGraph]]:
     """The programs of a package on the current device, which share its constants; raises PackageError."""
     device = torch.device("cuda", torch.cuda.current_device())
     torch.zeros((), device=device)  # creates the context
     cubins = {kernel.source: bytes(archive.view(kernel.source)) for kernel in manifest.kernels}
     functions = KernelFunctions([(kernel.function, cubins[kernel.source]) for kernel in manifest.kernels], archive.path)
     known: dict[str, torch.Tensor] = {}
-    made: list[tuple[Program, RecordedGraph]] = []
+    made: list[tuple[RecordedNet, RecordedGraph]] = []
     for members in manifest.programs:
         where = f"{members.program} of {archive.path}"
         recorded = read_recorded(archive.view(members.program), where, len(manifest.kernels))
@@ -63,7 +62,7 @@ def cuda_programs(
             ) from error
         captured = Captured(graph, {}, recorded.arguments, recorded.results, strides=recorded.strides)
         runnable = PackagedCudaProgram(recorded, functions, tensors, known, device)
-        made.append((Program(plan, captured, runnable, runnable.resident_bytes), recorded))
+        made.append((RecordedNet(plan, captured, runnable), recorded))
     return made
 
 

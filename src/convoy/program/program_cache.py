@@ -119,7 +119,7 @@ class ProgramCache:
             own = getattr(cached.program.runnable, "static_outputs", False)
             program = self._remade(model, cached, cached.example) if own else cached.program
             made.put(CachedProgram(program, cached.example, cached.signature, cached.normal))
-        made.state.outdate(self.change(wait=True))
+        made.state.outdate(self.change(wait=True), trains=self.state.trains())
         return made
 
     def swap(self, cached: CachedProgram, program: Program) -> None:

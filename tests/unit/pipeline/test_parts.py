@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -127,11 +127,62 @@ def test_a_replaced_tensor_of_the_stock_module_is_noticed(detector: tuple[Partwi
         model.second.weight = nn.Parameter(model.second.weight + 1)
         model.body[0].weight.mul_(2)
         assert "second" in str(fast.stale())
-        with pytest.warns(UserWarning, match=r"second was replaced after tuning.*refresh"):
+        with pytest.warns(UserWarning, match=r"second\.weight was replaced after tuning.*refresh"):
             torch.testing.assert_close(fast(images()), model(images()))
     fast.refresh()
     assert fast.stale() is None
     check(fast, model, images())
+
+
+def hook_inside(model: nn.Module) -> None:
+    model.body[1].register_forward_hook(lambda _, __, made: made * 2)
+
+
+def hook_outside(model: nn.Module) -> None:
+    model.register_forward_hook(lambda _, __, made: made[:1])
+
+
+def attribute(model: nn.Module) -> None:
+    model.body[1].eps = 5.0
+
+
+def layer(model: nn.Module) -> None:
+    model.body[2] = nn.SiLU()
+
+
+def memory(model: nn.Module) -> None:
+    model.second.weight.data = model.second.weight.data * 3
+
+
+def training(model: nn.Module) -> None:
+    model.body.train()
+
+
+@pytest.mark.parametrize("change", [hook_inside, hook_outside, attribute, layer, memory, training])
+def test_every_change_of_the_stock_module_is_noticed(
+    detector: tuple[PartwiseModule, nn.Module], change: Callable[[nn.Module], None]
+) -> None:
+    fast, model = copy.deepcopy(detector)
+    change(model)
+    assert fast.stale() is not None
+    stale = copy.deepcopy(fast)
+    with torch.no_grad():
+        wanted = copy.deepcopy(model)(images())
+        assert str(wanted) != str(detector[1](images()))
+        for one in (fast, stale):
+            with pytest.warns(UserWarning, match="after tuning: the stock module runs; call .refresh"):
+                torch.testing.assert_close(one(images()), wanted)
+
+
+def test_training_mode_reaches_the_stock_module(detector: tuple[PartwiseModule, nn.Module]) -> None:
+    fast, model = copy.deepcopy(detector)
+    fast.train()
+    assert model.body[1].training
+    with pytest.warns(UserWarning, match="the module is in training mode"):
+        fast(images())[0]["scores"].sum().backward()
+    assert model.head.weight.grad is not None
+    fast.eval()
+    assert not any(module.training for module in model.modules())
 
 
 def test_a_pickle_runs_by_parts(detector: tuple[PartwiseModule, nn.Module]) -> None:

@@ -402,6 +402,16 @@ def test_other_objects_attributes_are_not_seen_and_refresh_follows_them(settings
         torch.testing.assert_close(fast(X), fast.model(X), rtol=1e-4, atol=1e-5)
 
 
+def test_a_copy_is_in_the_training_mode_that_was_switched_on(fast: OptimizedModule):
+    fast.model.norm.train()
+    twin = copy.deepcopy(fast)
+    stock = copy.deepcopy(fast.model)
+    with torch.no_grad(), pytest.warns(UserWarning, match="training flag of norm"):
+        torch.testing.assert_close(twin(X), stock(X))
+    torch.testing.assert_close(twin.model.norm.running_mean, stock.norm.running_mean)
+    assert twin.model.norm.training
+
+
 def test_training_mode_switched_off_again_is_no_change(fast: OptimizedModule):
     before = fast(X)
     fast.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from convoy.plan.plan import Plan
 from convoy.program import OptimizedModule, Program
 from convoy.program.call_forms import checked_arguments
 from convoy.program.calls import tensors_of
-from convoy.typed_torch import named_modules
+from convoy.program.state.module_state import ModuleState
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,26 @@ class PartwiseModule(OptimizedModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model with its parts by programs."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - as in OptimizedModule
+            return self.stock(*args, **kwargs)
+        if self.training:
+            self.program_cache.warn("training", "the module is in training mode: the stock module runs; call .eval()")
+            return self.stock(*args, **kwargs)
         change = self._watched.change()
         if change:
             self.program_cache.warn("stale", f"{change} after tuning: the stock module runs; call .refresh()")
-            with self.program_cache.evaluating(self.stock):
+            with nullcontext() if self._watched.trains() else self.program_cache.evaluating(self.stock):
                 return self.stock(*args, **kwargs)
-        if self.training or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of((args, kwargs)))):
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of((args, kwargs))):
             return self.model(*args, **kwargs)
         with torch.no_grad():
             return self.model(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> PartwiseModule:
+        """Switch training mode on or off, of the stock module too; in training mode the stock module runs."""
+        super().train(mode)
+        self.stock.train(mode)
+        return self
 
     def tune(self, args: Any = (), kwargs: dict[str, Any] | None = None) -> Plan:
         """Make programs of all parts for arguments of other shapes.
@@ -156,34 +168,32 @@ def replace_modules(model: nn.Module, programs: Mapping[str, nn.Module]) -> None
 
 
 class _Watched:
-    """A stock module, and which tensors and modules it held when it was tuned."""
+    """A stock module, and what it was when it was copied: its modules, attributes, flags, hooks, and where its tensors lie.
 
-    def __init__(self, model: nn.Module) -> None:
+    Values that are written in place do not count here: the copy has the same tensors, and each part looks at its own.
+
+    Args:
+        model: the stock module.
+        outdated: what was changed already, in a copy or a pickle of a module that is stale; empty if nothing was.
+        trains: whether training mode was switched on already.
+    """
+
+    def __init__(self, model: nn.Module, outdated: str = "", trains: bool = False) -> None:
         self.model = model
-        self._held: list[tuple[str, str, dict[str, Any]]] = [
-            (name, kind, vars(module)[f"_{kind}s"])
-            for name, module in named_modules(model)
-            for kind in ("parameter", "buffer", "module")
-        ]
-        self._ids = self._now()
+        self._state = ModuleState(model, values=False)
+        self._state.outdate(outdated or None, trains=trains)
 
     def change(self) -> str:
-        """Which module got another parameter, buffer or module since; empty if none."""
-        now = self._now()
-        if now == self._ids:
-            return ""
-        for (name, kind, _), before, after in zip(self._held, self._ids, now, strict=True):
-            if before != after:
-                return f"a {kind} of {name or 'the module'} was replaced"
-        return ""
+        """What was changed since; empty if nothing was."""
+        return self._state.change() or ""
 
-    def _now(self) -> list[list[int]]:
-        # A forward pass may replace a buffer, as a counter, but then of the copy that it runs: here the user does it.
-        return [list(map(id, held.values())) for _, _, held in self._held]
+    def trains(self) -> bool:
+        """Whether training mode was switched on since."""
+        return self._state.trains()
 
-    def __reduce__(self) -> tuple[type[_Watched], tuple[nn.Module]]:
-        """In a copy or a pickle: the objects have other ids there."""
-        return _Watched, (self.model,)
+    def __reduce__(self) -> tuple[type[_Watched], tuple[nn.Module, str, bool]]:
+        """In a copy or a pickle: the objects are others there."""
+        return _Watched, (self.model, self.change(), self.trains())
 
 
 def _no_tuner(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None) -> Program:

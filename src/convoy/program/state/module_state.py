@@ -42,16 +42,23 @@ class ModuleState:
             may be replaced by one like it, and every training flag and every `requires_grad` counts. Without it all values
             count, and evaluation mode that is switched on is no change, because the program computes evaluation.
         inputs: further tensors that are inputs of the training program.
+        values: whether values that are written in place count; not where a copy runs on the module's own tensors.
 
     Not seen: values written through `.data`, a pointer or NumPy; values in inference tensors; what Python reaches through
     closures, globals and other objects' attributes. `docs/concepts/stale-weights.md` lists every kind of change.
     """
 
     def __init__(
-        self, module: nn.Module, *, learned: nn.Module | None = None, inputs: Sequence[torch.Tensor] = ()
+        self,
+        module: nn.Module,
+        *,
+        learned: nn.Module | None = None,
+        inputs: Sequence[torch.Tensor] = (),
+        values: bool = True,
     ) -> None:
-        self._module, self._learned, self._inputs = module, learned, inputs
+        self._module, self._learned, self._inputs, self._values = module, learned, inputs, values
         self._outdated: str | None = None
+        self._trains = False
         self._take()
 
     def _take(self) -> None:
@@ -86,7 +93,7 @@ class ModuleState:
         self._kinds = list(map(_KIND, self._given_tensors))
         self._requires_grad = list(map(_REQUIRES_GRAD, self._parameters))
         # Tensors made in inference mode count no versions.
-        self._counted = [(path, tensor) for path, tensor in fixed if not tensor.is_inference()]
+        self._counted = [(path, tensor) for path, tensor in fixed if self._values and not tensor.is_inference()]
         self._versioned = [tensor for _, tensor in self._counted]
         self._versions = list(map(_VERSION, self._versioned))
         self._sum = sum(self._versions)
@@ -109,9 +116,15 @@ class ModuleState:
             self._take()
         return found
 
-    def outdate(self, change: str | None) -> None:
-        """Say that the programs do not fit what the snapshot was taken of; None leaves things as they are."""
+    def outdate(self, change: str | None, *, trains: bool = False) -> None:
+        """Say that the programs do not fit what the snapshot was taken of, as in a copy of a module that was changed.
+
+        Args:
+            change: what was changed before; None leaves things as they are.
+            trains: whether training mode was switched on before.
+        """
         self._outdated = change if change is not None else self._outdated
+        self._trains = self._trains or trains
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -121,7 +134,7 @@ class ModuleState:
     def trains(self) -> bool:
         """Whether training mode was switched on since, on the module or a part of it."""
         own = zip(self._live, self._kept, strict=True)
-        return any(
+        return self._trains or any(
             isinstance(live, dict)
             and isinstance(kept, dict)
             and live.get("training") is True

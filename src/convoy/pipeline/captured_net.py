@@ -25,18 +25,21 @@ def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: 
     Raises:
         CaptureError: as `capture_net`, or the model changes a Python attribute in every call, such as a counter.
     """
-    copy = separate_copy(isolated.model)
-    before = attributes_of(copy)
     with phase("capture"):
-        net = capture_net(name, copy, isolated.args, isolated.kwargs, settings, target, run=True)
+        net = capture_net(
+            name, separate_copy(isolated.model), isolated.args, isolated.kwargs, settings, target, run=True
+        )
     if net.captured.was_run:  # a run that changed an attribute would not have been recorded
         return net
-    if attributes_of(copy) != before:  # a cache that the first call fills is allowed
+    trial = isolated.another()
+    before = attributes_of(trial.model)
+    with phase("capture", "output strides"):
+        strides = _stock_strides(net.captured, trial, target.device)
+    # The exporter puts attributes back, so a run is looked at. A cache that the first call fills is allowed.
+    if attributes_of(trial.model) != before:
         changed = _changed_in_every_call(isolated.another(), target.device)
         if changed:
             raise CaptureError(f"the model changes its attribute {changed} in every call, which a graph does not do")
-    with phase("capture", "output strides"):
-        strides = _stock_strides(net.captured, isolated.another(), target.device)
     return replace(net, captured=replace(net.captured, strides=strides))
 
 

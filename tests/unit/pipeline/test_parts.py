@@ -247,6 +247,30 @@ class Steep(nn.Module):
         return y + self.gain * torch.sign(y - exact).float() * float(y.abs().sum() > 0)
 
 
+class Counts(nn.Module):
+    """Its outputs depend on how often it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.calls, self.log = body(), 0, list[int]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.log.append(self.calls)
+        return self.body(x) * (self.calls + len(self.log))
+
+
+def test_a_model_that_counts_its_calls_counts_on(settings: convoy.Settings) -> None:
+    x = torch.stack(images())
+    model, stock = seeded(Counts), seeded(Counts)
+    with pytest.warns(UserWarning, match="changes its attribute (calls|log) in every call"):
+        fast = convoy.optimize(model, (x,), settings=settings)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), stock(x), rtol=1e-4, atol=1e-5)
+    assert model.calls == 0  # a copy runs
+
+
 def test_what_rounding_decides_may_differ_and_what_it_does_not_may_not() -> None:
     x = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     for planted, allowed in ((1 + 1e-7, True), (1.5, False)):

@@ -201,7 +201,7 @@ def main() -> None:
         program = built_classifier(Path(folder))
         for net in options.nets.split(","):
             measure(net, program, Path(folder), options.device, (options.rounds, options.cycles), recorder)
-    print(recorder.write())
+            print(recorder.write())  # after each net: a run that is cut short keeps its rows
 
 
 if __name__ == "__main__":

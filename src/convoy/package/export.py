@@ -73,8 +73,8 @@ def export(
         more_args: further example inputs, such as other batch sizes: the package gets a program for each, and the weights once.
             An optimised module gives its own plan for each of these shapes; it is tuned for those that it has none for.
         plan: a plan, or the file of one, to be used in place of tuning.
-        portable: use only Convoy's own kernels (on a CPU: its C kernels), so that the C runtime (`libconvoy`) can run the
-            package. Without it, a module on a GPU is tuned in the same way, and a plan that names a library's kernels is refused.
+        portable: use only Convoy's own kernels, so that the C runtime (`libconvoy`) can run the package. Without it a module on a
+            GPU is tuned so too, but a plan with a library's kernels is refused.
         settings: for tuning, if there is no plan.
         name: name of the model in the package; its class name by default.
         normalisation: mean and standard deviation of each channel, by which `convoy run` normalises images.
@@ -83,8 +83,7 @@ def export(
         The path.
 
     Raises:
-        InputError: arguments that do not fit, a path that cannot be written, or layers without a kernel of Convoy's own
-            (`portable`).
+        InputError: arguments that do not fit, a path that cannot be written, or layers without a kernel of Convoy's own.
         PlanError: the plan is for another model, shape or machine.
         CaptureError: the module cannot be captured as one graph.
         CompileError: the kernels could not be compiled.

@@ -29,8 +29,9 @@ def cpu_layers_table(rows: Sequence[Row], title: str) -> str:
             flops.setdefault(case, {})[row["subject"]] = int(words["times"]) * float(words["flops"])
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     names = [*NAMES.values(), "ours"]
+    dtypes = " and ".join(dict.fromkeys(row["dtype"] for row in rows))
     lines = [
-        f"{title}, {rows[0]['device']}, commit {commits}, {rows[0]['versions']}; milliseconds of all layers of a kind",
+        f"{title}, {dtypes}, {rows[0]['device']}, commit {commits}, {rows[0]['versions']}; milliseconds of all layers of a kind",
         "",
         f"| net | batch | layers | {' | '.join(names)} | over the better of both | ours, GFLOP/s |",
         "|---|---|---|" + "---|" * (len(names) + 2),

@@ -78,6 +78,15 @@ def test_programs_give_what_torch_gives(tmp_path: Path, shapes: Any) -> None:
         assert outcome(model, other) == outcome(stock, other)
 
 
+@pytest.mark.parametrize("name", ["nét 模型.pt2", "a b.pt2"])
+def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """torch names the folder in the archive after the file."""
+    model = nn.Conv2d(3, 2, 3)
+    found = load_model(str(saved(model, tmp_path / name)))
+    with torch.no_grad():
+        torch.testing.assert_close(found(X), model(X))
+
+
 def test_a_size_derived_from_another(tmp_path: Path) -> None:
     path = saved(nn.Conv2d(3, 4, 3), tmp_path / "net.pt2", ({3: 2 * Dim("w", min=4)},))
     model, stock = load_model(str(path)), torch.export.load(path).module()

@@ -66,8 +66,9 @@ class Archive(Mapping[str, bytes]):
 
 
 def _inner_name(name: str) -> str:
+    """An entry's name below the first folder, which torch names after the file: a user's words, in any script."""
     folder, slash, inner = name.partition("/")
-    if not (folder and slash and inner) or not (name.isascii() and name.isprintable()) or ".." in name.split("/"):
+    if not (folder and slash and inner.isascii() and inner and name.isprintable()) or ".." in name.split("/"):
         raise RefusedError(f"It has an entry named {shown(name)}.")
     return inner
 

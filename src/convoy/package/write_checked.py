@@ -47,6 +47,10 @@ def write_checked(path: Path, nets: Sequence[BoundNet], info: ModelInfo, *, port
             if not _gives_same_bits(net.bound, program, opened.example_inputs(index), device):
                 raise CompileError("package", _OTHER_BITS[device.type])
         temporary.replace(path)
+    except InputError as error:
+        if error.value != str(temporary):
+            raise
+        raise InputError(error.argument, str(path), error.expected, error.todo) from error
     except OSError as error:
         raise InputError("output", str(path), "a path that can be written", str(error)) from error
     finally:

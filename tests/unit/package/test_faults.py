@@ -152,6 +152,19 @@ def test_a_full_disk_leaves_the_old_package(tmp_path: Path, monkeypatch: pytest.
     assert [one.name for one in tmp_path.iterdir()] == ["net.convoy"]
 
 
+def test_export_names_the_users_path_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    path, model = tmp_path / "net.convoy", nn.Conv2d(3, 4, 3).eval()
+    with pytest.raises(convoy.InputError, match="No space left on device") as caught:
+        settings = convoy.Settings(effort="none", db=tmp_path / "perf.db")
+        convoy.export(model, path, (torch.ones(1, 3, 8, 8),), portable=True, settings=settings)
+    assert caught.value.value == str(path)
+    assert not [one.name for one in tmp_path.iterdir() if "convoy" in one.name]
+
+
 def test_a_path_that_cannot_be_written_is_an_error_before_the_work(tmp_path: Path) -> None:
     model, x = nn.Conv2d(3, 4, 3).eval(), torch.ones(1, 3, 8, 8)
     for path in (tmp_path, tmp_path / "none" / "net.convoy", Path("a\0b")):

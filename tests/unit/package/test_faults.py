@@ -158,8 +158,8 @@ def test_export_names_the_users_path_when_the_disk_is_full(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "fsync", full)
     path, model = tmp_path / "net.convoy", nn.Conv2d(3, 4, 3).eval()
+    settings = convoy.Settings(effort="none", db=tmp_path / "perf.db")
     with pytest.raises(convoy.InputError, match="No space left on device") as caught:
-        settings = convoy.Settings(effort="none", db=tmp_path / "perf.db")
         convoy.export(model, path, (torch.ones(1, 3, 8, 8),), portable=True, settings=settings)
     assert caught.value.value == str(path)
     assert not [one.name for one in tmp_path.iterdir() if "convoy" in one.name]

@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from convoy.engines.base import Engine, Executable
 from convoy.engines.gpu.gpu_support_checks import conv3d_support, is_strict
 from convoy.engines.triton.triton_build import shared_limit
+from convoy.engines.triton.volumes.conv3d_cost import estimate_us
 from convoy.engines.triton.volumes.conv3d_launch import BoxExecutable, GatherVolumeExecutable
-from convoy.engines.triton.volumes.conv3d_tile import (
-    VolumeTile,
-    block_channels,
-    candidate_tiles,
-    estimate_us,
-    strided_planes,
-)
+from convoy.engines.triton.volumes.conv3d_space import candidate_tiles
+from convoy.engines.triton.volumes.conv3d_tile import VolumeTile, block_channels, strided_planes
 from convoy.problem import Conv3dProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support

@@ -49,7 +49,7 @@ class Phase:
 
 PHASES = (
     Phase("engines", ("tests/gpu/engines", "tests/fuzz"), 14),
-    Phase("programs", ("tests/gpu/program", "tests/gpu/prune", "tests/gpu/compare"), 4),
+    Phase("programs", ("tests/gpu/program", "tests/gpu/package", "tests/gpu/prune", "tests/gpu/compare"), 4),
     Phase("distributed", ("tests/gpu/distributed",), 0),
     Phase("memory", ("tests/gpu/measurement",), 0),
 )

@@ -153,7 +153,9 @@ def test_optimize_refuses_one_file_for_two_outputs(convoy_command: Command) -> N
 def test_optimize_refuses_a_folder_that_may_not_be_written(
     convoy_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_files, "os", SimpleNamespace(access=lambda path, mode: False, W_OK=os.W_OK))
+    monkeypatch.setattr(
+        output_files, "os", SimpleNamespace(access=lambda path, mode: False, W_OK=os.W_OK, path=os.path)
+    )
     assert "may be written to" in convoy_command.refused("optimize", *SMALL, "--plan", "mine.json")
 
 

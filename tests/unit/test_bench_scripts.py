@@ -27,5 +27,5 @@ def test_the_readme_lists_the_scripts_and_their_results() -> None:
     text = (BENCH / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w+/\w+\.py)`", text))
     assert named == {f"{path.parent.name}/{path.name}" for path in MODULES if is_script(path)}
-    results = {re.match(r"[a-z-]+?(?=-(?:nvidia|amd))", path.name)[0] for path in BENCH.glob("results/*.csv")}  # type: ignore[index]
+    results = {re.match(r"[a-z-]+?(?=-(?:nvidia|amd|intel))", path.name)[0] for path in BENCH.glob("results/*.csv")}  # type: ignore[index]
     assert results == set(re.findall(r"`([a-z-]+)-\*\.csv`", text))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import convoy
@@ -215,3 +216,19 @@ def test_nets_of_the_zoo(name: str, settings: convoy.Settings, tmp_path: Path) -
         stock, found = net(x), opened(x)
         exact = net.double()(x.double())
     assert error(found, exact) <= 1.5 * error(stock, exact) + 1e-4
+
+
+def test_the_command_line(tmp_path: Path, settings: convoy.Settings) -> None:
+    """`convoy export` and `convoy run`, in processes of their own."""
+    made, weights = str(tmp_path / "gpu.convoy"), str(tmp_path / "net.safetensors")
+    save_file(load_model("resnet18").state_dict(), weights)
+    tuned = ["--size", "64", "--time", "20", "--db", str(settings.db)]
+    export = ["export", "resnet18", "--device", "cuda", "--dtype", "fp16", "--weights", weights, "-o", made, *tuned]
+    said = ""
+    for words in (export, ["run", made, "--trust"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "convoy", *words], capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        said = done.stdout
+    assert "largest output" in said

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from bench.layers.gpu_layer_tables import fastest
-from bench.shared.fair import fair_cases, newest_commit
+from bench.shared.fair import before_replays, fair_cases, newest_commit
 from bench.shared.rows import Row, gain_of, geometric_mean, preferred_first, rows_of, settings
 from bench.shared.timed_code import is_stale
 
@@ -36,10 +36,15 @@ def headline() -> str:
     It is replay with replay, of the newest commit. Where the rows are from before the three figures, it is the older one.
     """
     rows = preferred_first(rows_of("inference"))[0]
-    return _fair_headline(rows) or _older_headline(rows)
+    older = before_replays(rows)
+    return _fair_headline(rows, older) or _older_headline(older)
 
 
-def _fair_headline(rows: Sequence[Row]) -> str:
+FEW_NETS = 6
+"""With fewer nets than these the headline also says what the older rows of more nets say."""
+
+
+def _fair_headline(rows: Sequence[Row], older: Sequence[Row]) -> str:
     own = [row for row in rows if row["metric"] == "replay_ms"]
     own = newest_commit(own) if own else []
     cases = fair_cases(own, "replay_ms")
@@ -53,6 +58,10 @@ def _fair_headline(rows: Sequence[Row]) -> str:
         f"over {nets} nets ({kinds}; {len(gains)} cases, from {min(gains):.2f}x to {max(gains):.2f}x), "
         "device time with device time"
     )
+    if nets < FEW_NETS and older:
+        before = _gains(older)
+        more = len({row["subject"] for row in older})
+        figure += f"; by older code over {more} nets, {len(before)} cases: {geometric_mean(before):.2f}x"
     if is_stale(own[0]):
         figure = "Not measured since the last change of the code that runs a net; the [results](docs/results/index.md) are older"
     return f"{figure}.[^headline]\n\n[^headline]: Commit {own[0]['commit']}; {own[0]['versions']}."

@@ -20,6 +20,7 @@ from bench.compare.options_figure import options_figure
 from bench.inference.latency_figure import latency_figure
 from bench.layers.layers_figure import layers_figure
 from bench.scaling.scaling_figure import scaling_figure
+from bench.shared.fair import before_replays
 from bench.shared.record import Recorder
 from bench.shared.rows import Row, preferred_first, rows_of
 from bench.study.study_figure import study_figure
@@ -46,7 +47,7 @@ def render() -> dict[str, str]:
     for question, (stem, title, draw) in QUESTIONS.items():
         for index, rows in enumerate(preferred_first(rows_of(question))):
             device = Recorder(question, device=rows[0]["device"]).path.stem.removeprefix(question)
-            drawn = draw(rows, title)
+            drawn = draw(before_replays(rows) or rows if draw is latency_figure else rows, title)
             if drawn:
                 figures[f"{stem}{device if index else ''}.svg"] = drawn
     return figures

@@ -32,6 +32,7 @@ from bench.pruned.pruned_tables import pruned_net_table, pruned_table
 from bench.regions.tuned_regions import tuned_regions_table
 from bench.scaling.network_model import network_table, parts_table
 from bench.scaling.scaling_tables import scaling_table
+from bench.shared.fair import before_replays
 from bench.shared.rows import Row, preferred_first, rows_of
 from bench.study.strategies_table import strategies_table
 from bench.sweep.zoo_table import zoo_table
@@ -74,12 +75,15 @@ def section(question: str, table: Callable[[Sequence[Row], str], str], title: st
 
 def whole_nets(rows: Sequence[Row], title: str) -> str:
     """Like with like where the rows have replays, calls and latencies; rows from before have one figure a provider."""
-    return fair_table(rows, title) or latency_table(rows, title)
+    fair, older = fair_table(rows, title), before_replays(rows)
+    if not fair or not older:
+        return fair or latency_table(rows, title)
+    return f"{fair}\n\n{latency_table(older, f'{title}, by older code, one figure a provider')}"
 
 
 def ablations(question: str, title: str) -> str:
     """The tables of those devices on which steps were timed apart."""
-    found = [ablation_table(rows, title) for rows in preferred_first(rows_of(question))]
+    found = [ablation_table(before_replays(rows) or rows, title) for rows in preferred_first(rows_of(question))]
     return "\n\n".join(filter(None, found)) or "Not measured yet."
 
 

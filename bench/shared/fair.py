@@ -82,3 +82,9 @@ def means(cases: Mapping[Setting, FairCase]) -> dict[str, tuple[float, float, in
 def _spread(row: Row) -> float:
     """Half the distance from the 20th to the 80th percentile, as a share of the median."""
     return (float(row["p80"]) - float(row["p20"])) / 2 / float(row["p50"])
+
+
+def before_replays(rows: Sequence[Row]) -> list[Row]:
+    """The rows of commits that timed one figure a provider, not replays and calls apart: never in a table with those."""
+    fair = {row["commit"] for row in rows if row["metric"] in KINDS and row["metric"] != "latency_ms"}
+    return [row for row in rows if row["commit"] not in fair]

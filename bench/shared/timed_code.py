@@ -43,7 +43,19 @@ def _normal(path: Path) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [part for part in node.body if not _is_text(part)]
-    return ast.dump(tree)
+    return _dumped(tree)
+
+
+def _dumped(value: object) -> str:
+    """A syntax tree as text that is the same under every version of Python: `ast.dump` shows fields that a version added."""
+    if isinstance(value, ast.AST):
+        fields = [
+            f"{name}={_dumped(field)}" for name, field in ast.iter_fields(value) if field is not None and field != []
+        ]
+        return f"{type(value).__name__}({', '.join(fields)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_dumped, value))}]"
+    return repr(value)
 
 
 def _is_text(node: ast.stmt) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from bench.inference import latency_figure, latency_tables
 from bench.layers import gpu_layer_tables, layer_floor
-from bench.shared import record, svg
+from bench.shared import fair, record, svg
 from bench.shared import rows as shared_rows
 
 from convoy.compare.scaling.scaling_jobs import PROVIDER_NAMES as SCALING_PROVIDERS
@@ -228,7 +228,8 @@ def test_a_headline_has_room_for_four_commits() -> None:
 
 
 def test_a_provider_that_failed_is_named_and_not_drawn() -> None:
-    rows = next(found for found in shared_rows.rows_of("inference") if "H100" in found[0]["device"])
+    found = next(found for found in shared_rows.rows_of("inference") if "H100" in found[0]["device"])
+    rows = fair.before_replays(found)
     late = {
         **rows[0],
         "provider": "inductor.default",
@@ -240,6 +241,20 @@ def test_a_provider_that_failed_is_named_and_not_drawn() -> None:
     assert "| failed |" in page
     assert "nan" not in picture
     assert "inductor.default" not in picture
+
+
+def test_rows_of_commits_without_replays_stand_apart() -> None:
+    def row(commit: str, metric: str) -> shared_rows.Row:
+        return {"commit": commit, "metric": metric}
+
+    rows = [
+        row("a", "latency_ms"),
+        row("b", "latency_ms"),
+        row("b", "replay_ms"),
+        row("c", "latency_ms"),
+        row("d", "call_ms"),
+    ]
+    assert [found["commit"] for found in fair.before_replays(rows)] == ["a", "c"]
 
 
 def test_the_floor_is_bytes_or_operations_whichever_takes_longer() -> None:

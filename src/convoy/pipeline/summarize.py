@@ -137,7 +137,7 @@ class SummaryOnDemand:
 
 
 def brief_summary(found: Summary | Callable[[], Summary]) -> Summary:
-    """The summary that is stored with a plan: without what is found only on demand."""
+    """The summary that is stored with a plan: without the parts that are found only on demand."""
     if isinstance(found, SummaryOnDemand):
         return found.brief
     return found if isinstance(found, Summary) else found()

@@ -196,7 +196,7 @@ class ProgramCache:
         self.renew(model)
 
     def example_now(self, model: nn.Module, example: calls.CallExample) -> calls.CallExample:
-        """An example of calls as the module takes them now: `half()` and `to(device)` change what it takes."""
+        """An example of calls as the module takes them now: `half()` and `to(device)` change the tensors that it takes."""
         return example.moved(self._kind, calls.TensorKind.of(model))
 
     def renew(self, model: nn.Module) -> None:

@@ -184,7 +184,7 @@ class _Watched:
         self._state.outdate(outdated or None, trains=trains)
 
     def change(self) -> str:
-        """What was changed since; empty if nothing was."""
+        """The change since then, in words; empty if there was none."""
         return self._state.change() or ""
 
     def trains(self) -> bool:

@@ -42,7 +42,7 @@ INPUT, INNER, OUTPUT, WEIGHT = range(4)
 
 
 class Scaled(nn.Module):
-    """What the package computes."""
+    """The module whose outputs the package gives."""
 
     def __init__(self) -> None:
         super().__init__()

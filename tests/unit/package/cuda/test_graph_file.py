@@ -1,4 +1,4 @@
-"""Recorded graphs as JSON: what is written is read again, and every wrong field is named."""
+"""Recorded graphs as JSON: a graph that was written is read again, and every wrong field is named."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 from bench.tuning.versions import CACHES
 
 FOUND = {"stored": True, "device": "a CPU", "versions": "torch=2.13.0"}
-"""What a process prints besides its figures."""
+"""The fields that a process prints besides its figures."""
 
 
 @pytest.fixture

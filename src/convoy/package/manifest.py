@@ -52,7 +52,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class CudaNeeds:
-    """What the binaries of a package for a GPU need.
+    """The device and the driver that the binaries of a package for a GPU need.
 
     Attributes:
         capability: of the device, 90 for 9.0.

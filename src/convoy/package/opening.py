@@ -1,4 +1,4 @@
-"""convoy.open: from a package to a module that runs. What a device does not need is not imported: it takes most of the time."""
+"""convoy.open: from a package to a module that runs. Imports take most of the time, so each device imports its own modules."""
 
 from __future__ import annotations
 

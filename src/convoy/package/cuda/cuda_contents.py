@@ -86,6 +86,6 @@ def _member(index: int) -> str:
 
 
 def cuda_needs(target: Target) -> CudaNeeds:
-    """What the binaries for a device need: its own capability, and a driver of their CUDA version."""
+    """The needs of binaries for a device: its own capability, and a driver of their CUDA version."""
     major = (torch.version.cuda or "12.0").partition(".")[0]
     return CudaNeeds(target.capability, 1000 * int(major))

@@ -24,6 +24,7 @@ from convoy.package.cuda.recorded_graph import (
     Node,
     RecordedGraph,
 )
+from convoy.package.cuda.tensor_map import with_address
 from convoy.package.program_file import PackedTensor
 
 _PROGRAMMATIC_PORT: Final = 1
@@ -217,7 +218,8 @@ class PackagedCudaProgram:
     def _bytes(self, argument: Argument) -> bytes:
         """An argument with the addresses that its places have here."""
         if argument.tensor_map:
-            return with_address(argument.data, self._address(argument.addresses[0][1]), self._functions)
+            address = self._address(argument.addresses[0][1])
+            return with_address(argument.data, address, lambda answer: self._functions.checked(answer, "a tensor map"))
         found = bytearray(argument.data)
         for at, place in argument.addresses:
             struct.pack_into("<Q", found, at, self._address(place))
@@ -225,7 +227,7 @@ class PackagedCudaProgram:
 
 
 def _at_end_of(owner: object, free: Callable[..., None], *given: Any) -> None:
-    """Free what the driver holds for an object when nobody holds the object any more; the driver itself does so at the exit."""
+    """Have `free` called when nobody holds the object any more; at the exit the driver itself frees everything."""
     weakref.finalize(owner, free, *given).atexit = False
 
 
@@ -239,15 +241,6 @@ def _destroy(executable: Any, done: torch.cuda.Event | None) -> None:
     if done is not None:
         done.synchronize()
     driver().cuGraphExecDestroy(executable)
-
-
-def with_address(tensor_map: bytes, address: int, functions: KernelFunctions) -> bytes:
-    """A tensor map with another address."""
-    cuda = driver()
-    found = cuda.CUtensorMap()
-    found.opaque = [cuda.cuuint64_t(word) for (word,) in struct.iter_unpack("<Q", tensor_map)]
-    functions.checked(cuda.cuTensorMapReplaceAddress(found, address), "a tensor map")
-    return struct.pack("<16Q", *(int(word) for word in found.opaque))
 
 
 def _aligned(data: bytes) -> tuple[object, int]:

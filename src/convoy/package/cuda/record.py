@@ -16,6 +16,7 @@ from convoy.package.cuda.cuda_contents import CudaContents
 from convoy.package.cuda.read_cuda_graph import checked, read_cuda_graph
 from convoy.package.cuda.recorded_graph import Block, RecordedGraph
 from convoy.package.cuda.relocation import CapturedLaunches, DeviceMemory, Relocation
+from convoy.package.cuda.tensor_map import with_address
 from convoy.package.program_file import PackedTensor
 from convoy.problem import ANY_LAYOUT
 from convoy.program import BoundPlan
@@ -52,7 +53,9 @@ def record(captured: Captured, bound: BoundPlan, device: torch.device, contents:
     """
     first = _capture(bound, device)
     second = _capture(bound, device)  # while the first one holds its memory
-    relocation = Relocation(first.launches, second.launches, _replaced)
+    relocation = Relocation(
+        first.launches, second.launches, lambda words, address: with_address(words, address, checked)
+    )
     places = [
         relocation.place(a.data_ptr(), b.data_ptr())
         for a, b in zip((*first.inputs, *first.outputs), (*second.inputs, *second.outputs), strict=True)
@@ -125,16 +128,6 @@ def _memory(device: torch.device, pool: tuple[int, ...], scratch: frozenset[int]
             if block["state"] == "active_allocated":
                 address = block["address"]
                 yield DeviceMemory(address, block["requested_size"], keeps=address not in scratch)
-
-
-def _replaced(tensor_map: bytes, address: int) -> bytes:
-    """A tensor map with another address."""
-    cuda = driver()
-    found = cuda.CUtensorMap()
-    words = [int.from_bytes(tensor_map[at : at + 8], "little") for at in range(0, len(tensor_map), 8)]
-    found.opaque = [cuda.cuuint64_t(word) for word in words]
-    checked(cuda.cuTensorMapReplaceAddress(found, address))
-    return b"".join(int(word).to_bytes(8, "little") for word in found.opaque)
 
 
 def _block(memory: DeviceMemory, contents: CudaContents) -> Block:

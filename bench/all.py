@@ -86,10 +86,18 @@ def jobs() -> list[Job]:
     )
     found += [Job(f"inference {net} one process", 5.0, (ONE, "--nets", net, *one)) for net in NETS]
     here, timed = ("--folder", "{folder}"), ("--seconds", "{seconds}", "--folder", "{folder}")
+    first = ("--device", "cuda", "--nets", "resnet18,timm:selecsls42b,densenet169")
     pruned = ("bench/pruned/pruned.py", "--device", "cuda", "--batches", "1", "--db", "{db}")
     cpu = (WHOLE, "--device", "cpu", "--dtype", "fp32", "--batch", "1,8", "--run", "{run}")
     found += [
         Job("guard cost", 4.0, ("bench/guard_cost/guard_cost.py", *here)),
+        Job("first answers", 6.0, ("bench/first_answer.py", *first, "--rounds", "3", *here)),
+        Job(
+            "time limits",
+            9.0,
+            ("bench/first_answer.py", *first, "--rounds", "1", "--times", "10,30", "--training", *here),
+        ),
+        Job("speed by time of tuning", 9.5, ("bench/tuning/tuned_share.py", "--device", "cuda", *here)),
         Job("retuning", 6.0, ("bench/tuning/retuning.py", *here)),
         Job("layers fp16", 9.0, ("bench/layers/layers.py", "fp16:half:32:resnet50", *timed)),
         Job("pruned", 9.0, (*pruned, *timed)),

@@ -6,9 +6,10 @@ drawn anew in each round; nothing else runs on the host. Metrics: `replay_ms` (t
 `images_per_s`, `peak_memory_bytes`, `compile_s`. A provider that fails or gives wrong results has a row that says so.
 
     python bench/inference/own_processes.py [--mode training] [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16,fp32]
-        [--providers convoy,torch.graph,...] [--db FILE] [--tune-seconds N] [--seconds N] [--run FILE] [--folder DIR]
+        [--providers convoy,torch.graph,...] [--db FILE] [--tune-seconds N] [--seconds N] [--run FILE] [--folder DIR] [--prepared]
 
-The same command goes on where the last one ended: with `--seconds` it ends in time and names what is missing.
+The same command goes on where the last one ended: with `--seconds` it ends in time and names what is missing. After
+`bench/inference/prepare.py` the compilers' caches and Convoy's plans are there; `--prepared` leaves `compile_s` out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import math
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +92,15 @@ def machine_of(manifest: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def record(run: Run, question: str, folder: Path | None) -> Path:
-    """Write the rows of a run as a result file: a line for each figure, and one for each failure."""
+def record(run: Run, question: str, folder: Path | None, *, prepared: bool = False) -> Path:
+    """Write the rows of a run as a result file: a line for each figure, and one for each failure.
+
+    Args:
+        run: what was measured.
+        question: the result file's question.
+        folder: where it goes; None: `bench/results`.
+        prepared: whether compilers found their caches, so that seconds of compiling mean nothing.
+    """
     manifest = dict(run.manifest)
     recorder = Recorder(
         question,
@@ -105,11 +114,11 @@ def record(run: Run, question: str, folder: Path | None) -> Path:
         code=whole_net_code(),
     )
     for row in run.rows:
-        _add(recorder, row)
+        _add(recorder, row, [name for name in METRICS if name != "compile_s" or not prepared])
     return recorder.write()
 
 
-def _add(recorder: Recorder, row: Row) -> None:
+def _add(recorder: Recorder, row: Row, metrics: Sequence[str]) -> None:
     common: dict[str, Any] = {
         "subject": row.subject, "batch": row.batch, "dtype": row.dtype, "provider": row.provider, "processes": "own",
     }  # fmt: skip
@@ -121,7 +130,7 @@ def _add(recorder: Recorder, row: Row) -> None:
     error = row.figure("rel_l2_error")
     note = row.setting + (f"; rel_l2_to_float64={error.p50:.1e}" if error else "") + ("; noisy" if row.noisy else "")
     for figure in row.figures:
-        if figure.metric in METRICS:
+        if figure.metric in metrics:
             recorder.add(
                 metric=figure.metric,
                 unit=figure.unit,
@@ -161,6 +170,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=float, default=0.0)
     made.add_argument("--run", type=Path, help="the run file, from which the same command goes on")
     made.add_argument("--folder", type=Path)
+    made.add_argument("--prepared", action="store_true", help="after bench/inference/prepare.py: no compile_s")
     return made
 
 
@@ -172,17 +182,21 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     path = options.run or Path("build") / f"{options.mode}.run.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    request = {name: str(value) for name, value in vars(options).items() if name not in ("seconds", "run", "folder")}
+    request = {
+        name: str(value)
+        for name, value in vars(options).items()
+        if name not in ("seconds", "run", "folder", "prepared")
+    }
     run = compare(
         cases_of(options),
         entries,
         path,
         request=request,
-        limits=Limits(timeout_s=COMPILE_S, seconds=options.seconds),
+        limits=Limits(timeout_s=COMPILE_S, seconds=options.seconds, profile=False),
         observer=lambda what, done, of: print(f"{done}/{of} {what}" if of else what, flush=True),
     )
     print(table(run))
-    print(record(run, QUESTIONS[options.mode, options.device], options.folder))
+    print(record(run, QUESTIONS[options.mode, options.device], options.folder, prepared=options.prepared))
 
 
 if __name__ == "__main__":

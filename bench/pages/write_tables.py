@@ -43,6 +43,7 @@ from bench.tuning.choice_tables import (
     selection_table,
     tuning_memory_table,
 )
+from bench.tuning.tuned_share import tuned_share_table
 from bench.tuning.versions import versions_table
 from bench.zeroskip.zeroskip_tables import zeroskip_table
 
@@ -102,6 +103,7 @@ def render(page: Path) -> dict[str, str]:
         "retuning": section("retuning", retuning_table, "Tuning twice", all_devices=every),
         "tuning-memory": section("tuning-memory", tuning_memory_table, "Memory of tuning", all_devices=every),
         "first-answer": section("first-answer", first_answer_table, "First answers", all_devices=every),
+        "tuned-share": section("tuned-share", tuned_share_table, "Speed by time of tuning", all_devices=every),
         "tuned-regions": section("tuned-regions", tuned_regions_table, "Subgraphs", all_devices=every),
         "versions": section("versions", versions_table, "Two versions", all_devices=every),
         "package": section("package", package_table, "Packages", all_devices=every),

@@ -256,7 +256,8 @@ class Comparison:
             with child.turn():
                 rounds = rounds_for(ready["call_s"], min(ALONE_ROUNDS, self.limits.rounds))
                 samples = child.ask({"do": "sample", "rounds": rounds}, "samples")
-                finished = child.ask({"do": "finish", "bus_id": self._bus_id}, "finished")
+                request = {"do": "finish", "bus_id": self._bus_id, "kinds": self.limits.profile}
+                finished = child.ask(request, "finished")
         except BaseException:  # everything, an interrupt too: the child must not outlive this call
             self._children.end(child)
             raise

@@ -1,4 +1,4 @@
-"""Limits of a framework: time, memory, rounds, and how many are built at the same time."""
+"""Limits of a framework: time, memory, rounds, how many are built at the same time, and whether they are profiled."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Limits:
         rounds: interleaved rounds.
         seconds: when they are over nothing new is begun; 0: there is time.
         jobs: frameworks that are built side by side; 0: one on a CPU, on a GPU as many as the cores are good for.
+        profile: whether each framework's time by layer kind is taken, which needs seconds of a profiler.
     """
 
     timeout_s: float = 900.0
@@ -36,6 +37,7 @@ class Limits:
     rounds: int = ROUNDS
     seconds: float = 0.0
     jobs: int = 0
+    profile: bool = True
 
     def builders(self, device: str) -> int:
         """How many frameworks are built side by side."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+from convoy.engines.torch_flags import own_precision
 
 _LOCK = threading.RLock()
 
@@ -45,14 +47,27 @@ def _loose(device: torch.device) -> bool:
 @contextmanager
 def _tightened(device: torch.device) -> Generator[None]:
     flags = torch.backends.cuda.matmul
+    backend = torch.backends.cudnn if device.type == "cuda" else torch.backends.mkldnn
     matmul = _matmul_flags(device)
     with _LOCK:
-        precision = matmul.fp32_precision
-        halves = flags.allow_fp16_reduced_precision_reduction, flags.allow_bf16_reduced_precision_reduction
+        precision = own_precision(matmul, backend)
+        halves = {name: _reductions(name) for name in _REDUCTIONS}
         try:
             matmul.fp32_precision = "ieee"
-            flags.allow_fp16_reduced_precision_reduction = flags.allow_bf16_reduced_precision_reduction = False
+            for name, before in halves.items():
+                setattr(flags, name, (False, before[1]) if isinstance(before, tuple) else False)
             yield
         finally:
             matmul.fp32_precision = precision
-            flags.allow_fp16_reduced_precision_reduction, flags.allow_bf16_reduced_precision_reduction = halves
+            for name, before in halves.items():
+                setattr(flags, name, before)
+
+
+_REDUCTIONS: Final = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+
+
+def _reductions(name: str) -> bool | tuple[bool, bool]:
+    """The flag as it must be written to be as it was: a value without one for split-K would allow split-K."""
+    flags: Any = torch.backends.cuda.matmul
+    split_k = getattr(flags, f"{name}_split_k", None)
+    return getattr(flags, name) if split_k is None else (getattr(flags, name), split_k)

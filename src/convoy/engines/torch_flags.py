@@ -33,7 +33,7 @@ class HeldFlag:
         """A context in which the flag has the value."""
         with self._lock:
             if self._holders == 0:
-                self._before = getattr(self._owner(), self._name)
+                self._before = self._read()
                 setattr(self._owner(), self._name, self._value)
             self._holders += 1
         try:
@@ -43,6 +43,58 @@ class HeldFlag:
                 self._holders -= 1
                 if self._holders == 0:
                     setattr(self._owner(), self._name, self._before)
+
+    def _read(self) -> object:
+        """The value to be restored."""
+        return getattr(self._owner(), self._name)
+
+
+class HeldPrecision(HeldFlag):
+    """`fp32_precision` of one operator, held at a value. Afterwards it inherits general settings again, if it did before.
+
+    Args:
+        owner: returns the object that has the setting.
+        backend: returns the module of its backend, whose `fp32_precision` it inherits.
+        value: the precision to hold it at.
+    """
+
+    def __init__(self, owner: Callable[[], Any], backend: Callable[[], Any], value: str) -> None:
+        super().__init__(owner, "fp32_precision", value)
+        self._backend = backend
+
+    def _read(self) -> object:
+        return own_precision(self._owner(), self._backend())
+
+
+def own_precision(owner: Any, backend: Any) -> str:
+    """`fp32_precision` of one operator as it was set: `none` if it inherits a general setting.
+
+    PyTorch tells the precision in force only. So the general settings change for a moment: a precision that follows them is
+    inherited. To write the precision in force would end the inheritance.
+    """
+    general: Any = torch.backends
+    found = str(owner.fp32_precision)
+    if found == "none" or (general.fp32_precision, backend.fp32_precision) == ("none", "none"):
+        return found
+    other = "tf32" if found == "ieee" else "ieee"
+    with _precision(general, other):
+        if owner.fp32_precision != found:
+            return "none"
+        # Either the operator has a precision of its own, or its backend has.
+        if backend.fp32_precision != found:
+            return found
+    with _precision(backend, other):
+        return found if owner.fp32_precision == found else "none"
+
+
+@contextmanager
+def _precision(owner: Any, value: str) -> Generator[None]:
+    before = owner.fp32_precision
+    owner.fp32_precision = value
+    try:
+        yield
+    finally:
+        owner.fp32_precision = before
 
 
 def cudnn_conv_flags() -> Any:
@@ -74,9 +126,9 @@ def precision_owners() -> dict[str, Any]:
 _BENCHMARK = HeldFlag(lambda: torch.backends.cudnn, "benchmark", True)
 _NO_BENCHMARK = HeldFlag(lambda: torch.backends.cudnn, "benchmark", False)
 _DETERMINISTIC = HeldFlag(lambda: torch.backends.cudnn, "deterministic", True)
-_CUDNN_EXACT = HeldFlag(cudnn_conv_flags, "fp32_precision", "ieee")
+_CUDNN_EXACT = HeldPrecision(cudnn_conv_flags, lambda: torch.backends.cudnn, "ieee")
 _ONEDNN_OFF = HeldFlag(lambda: torch.backends.mkldnn, "enabled", False)
-_ONEDNN_EXACT = HeldFlag(onednn_conv_flags, "fp32_precision", "ieee")
+_ONEDNN_EXACT = HeldPrecision(onednn_conv_flags, lambda: torch.backends.mkldnn, "ieee")
 
 
 def convolutions(numerics: str, device: torch.device, *, deterministic: bool = False) -> AbstractContextManager[object]:

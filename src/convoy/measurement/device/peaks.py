@@ -12,7 +12,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.library import onednn
-from convoy.engines.torch_flags import HeldFlag
+from convoy.engines.torch_flags import HeldPrecision
 from convoy.measurement.data import make_data
 from convoy.measurement.device.shortest_run import (
     AGREEMENT,
@@ -138,7 +138,7 @@ def _cpu_rate(dtype: str, target: Target, patience: Patience) -> Rate:
 
 
 def _tf32_rate(patience: Patience) -> Rate:
-    with HeldFlag(lambda: torch.backends.cuda.matmul, "fp32_precision", "tf32").held():
+    with HeldPrecision(lambda: torch.backends.cuda.matmul, lambda: torch.backends.cudnn, "tf32").held():
         return _matmul_rate((4096,), torch.float32, "cuda", patience)
 
 

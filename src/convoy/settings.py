@@ -90,7 +90,7 @@ class Settings:
             the memory on one stream.
         timeout_s: a candidate that takes longer to build or to run is recorded as `timeout`.
         only_engines: restrict the choice to these ids (the baseline always competes); empty: all.
-        deny_engines: ids that must not be used.
+        deny_engines: ids that must not be used; the baseline, `aten`, cannot be denied.
         db: path of the performance database; None: in the user's cache folder (`CONVOY_DB` changes it).
         engines: extra engines as `id=module:Class` (`CONVOY_ENGINES`, comma-separated).
         progress: show the progress: a bar in a terminal, a display that updates in a notebook, else a line now and then on

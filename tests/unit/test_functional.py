@@ -461,6 +461,13 @@ def test_auto_takes_the_fastest_measured_config_that_may_be_used(own_database, r
     agree(conv2d(X, W, B, settings=Settings(**settings)), F.conv2d(X, W, B))
 
 
+@pytest.mark.parametrize("denied", ["aten", "nobody"])
+def test_auto_refuses_engines_that_cannot_be_denied(denied):
+    x, weight = torch.zeros(1, 3, 8, 8), torch.zeros(4, 3, 3, 3)
+    with pytest.raises(InputError, match="deny_engines"):
+        convoy.conv2d(x, weight, engine="auto", settings=Settings(deny_engines=(denied,)))
+
+
 def test_auto_sees_new_rows_at_once_and_reads_the_database_only_when_it_changed(own_database):
     settings = Settings()
     conv2d(X, W, B, settings=settings)

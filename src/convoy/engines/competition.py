@@ -27,12 +27,10 @@ def competing_engines(settings: Settings, *, published: bool = False) -> list[st
         published: whether engines that are not offered by default compete too, as in `convoy study`.
 
     Raises:
-        InputError: `only_engines` or `deny_engines` names an engine that is not there, or one of the user's own cannot be
-            imported.
+        InputError: `check_engine_names`, or an engine of the user's own cannot be imported.
     """
+    check_engine_names(settings)
     known = engine_ids(settings.engines)
-    _check_names("only_engines", settings.only_engines, known)
-    _check_names("deny_engines", settings.deny_engines, [*known, *RETIRED])
     only, own = settings.only_engines, {entry.partition("=")[0] for entry in settings.engines}
 
     def competes(engine: str) -> bool:
@@ -45,6 +43,25 @@ def competing_engines(settings: Settings, *, published: bool = False) -> list[st
         )
 
     return [engine for engine in dict.fromkeys(known) if engine == BASELINE or competes(engine)]
+
+
+def check_engine_names(settings: Settings) -> None:
+    """Refuse settings that name engines wrongly.
+
+    Raises:
+        InputError: `only_engines` or `deny_engines` names an engine that is not there, or the baseline is denied.
+    """
+    known = engine_ids(settings.engines)
+    _check_names("only_engines", settings.only_engines, known)
+    _check_names("deny_engines", settings.deny_engines, [*known, *RETIRED])
+    if BASELINE in settings.deny_engines:
+        raise InputError(
+            "deny_engines",
+            settings.deny_engines,
+            f"ids without {BASELINE!r}",
+            "It is PyTorch's own call: it computes all that no other engine supports, and runs wherever nothing is faster. "
+            "`convoy.export(..., portable=True)` writes a program of Convoy's kernels alone, or names the layers that have none.",
+        )
 
 
 def _is_offered(engine: Engine, settings: Settings, published: bool) -> bool:

@@ -11,6 +11,7 @@ import torch
 from convoy.capture.weight_masks import mask_of
 from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.base import Engine
+from convoy.engines.competition import check_engine_names
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import InputError, UnsupportedError
 from convoy.measurement.engine_space import select_for_determinism
@@ -69,6 +70,7 @@ def _fastest(
     problem: ConvProblem, target: Target, settings: Settings, stamp: tuple[Path, tuple[int, ...]]
 ) -> EngineConfig:
     """The fastest measured config that may be used, or the baseline's."""
+    check_engine_names(settings)
     path, _ = stamp
     with Database.open(path) as database:
         rows = database.lookup(problem.key, target.digest, protocol_for(settings.effort, target.device).id)

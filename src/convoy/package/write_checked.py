@@ -1,4 +1,4 @@
-"""Writes a package, runs it, and compares the bits that it gives with those of the programs, before it gets its name."""
+"""Writes a package, runs it, and compares its results with those of the programs, before it gets its name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import torch
 from convoy.errors import CompileError, InputError
 from convoy.package.cuda.recorded_net import RecordedNet
 from convoy.package.opening import open as open_package
-from convoy.package.tensor_file import tensor_bytes
+from convoy.package.same_results import compare_results
 from convoy.package.write import BoundNet, ModelInfo, write_package
-from convoy.pipeline.check.rounding import fixed_seed
 from convoy.program import BoundPlan, Program
 from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.native_chains import ChainedProgram
-from convoy.program.runnable_program import Runnable
+from convoy.user_warning import warn_user
 
 
 def write_checked(path: Path, nets: Sequence[BoundNet], info: ModelInfo, *, portable: bool) -> None:
@@ -32,7 +31,7 @@ def write_checked(path: Path, nets: Sequence[BoundNet], info: ModelInfo, *, port
 
     Raises:
         InputError: the path cannot be written, or a step cannot be packaged.
-        CompileError: the package gives other bits than the programs.
+        CompileError: the package gives other results than the programs.
     """
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.new")
     device = torch.device(info.target.device)
@@ -44,8 +43,7 @@ def write_checked(path: Path, nets: Sequence[BoundNet], info: ModelInfo, *, port
             write_package(temporary, nets, info, portable=portable)
         opened = open_package(temporary, trust=True)
         for index, (net, program) in enumerate(zip(nets, opened.programs, strict=True)):
-            if not _gives_same_bits(net.bound, program, opened.example_inputs(index), device):
-                raise CompileError("package", _OTHER_BITS[device.type])
+            _check(net.bound, program, opened.example_inputs(index), device)
         temporary.replace(path)
     except InputError as error:
         if error.value != str(temporary):
@@ -58,11 +56,12 @@ def write_checked(path: Path, nets: Sequence[BoundNet], info: ModelInfo, *, port
 
 
 _GPU_RUNS: Final = 20
+"""On a GPU, launches that overlap where they must not show in some runs only."""
 
-_OTHER_BITS: Final = {
-    "cpu": "the packaged code gives other bits than the program; set CONVOY_MAX_CPU_ISA to an instruction set of this CPU, and "
+_OTHER_RESULTS: Final = {
+    "cpu": "the packaged code gives other {} than the program; set CONVOY_MAX_CPU_ISA to an instruction set of this CPU, and "
     "report this as a bug",
-    "cuda": "the recorded launches give other bits than the program; report this as a bug",
+    "cuda": "the recorded launches give other {} than the program; report this as a bug",
 }
 
 
@@ -75,19 +74,18 @@ def _write_cuda(path: Path, nets: Sequence[BoundNet], info: ModelInfo, device: t
     write_cuda_package(path, programs, contents, info)
 
 
-def _gives_same_bits(
+def _check(
     bound: BoundPlan, program: Program | RecordedNet, inputs: tuple[torch.Tensor, ...], device: torch.device
-) -> bool:
-    """Whether a packaged program gives the bits of the plan's own executables; true where those differ from run to run."""
+) -> None:
+    """Raise CompileError unless a packaged program gives the results of the plan's own executables."""
     own = CudaGraphProgram(bound, device) if device.type == "cuda" else ChainedProgram(bound, device)
     assert program.runnable is not None
-    with torch.no_grad():
-        first, second = _bits(own, inputs), _bits(own, inputs)
-        # Launches of a GPU that overlap where they must not show in some runs only.
-        runs = _GPU_RUNS if device.type == "cuda" else 1
-        return first != second or all(first == _bits(program.runnable, inputs) for _ in range(runs))
-
-
-def _bits(run: Runnable, inputs: tuple[torch.Tensor, ...]) -> list[bytes]:
-    with fixed_seed():
-        return [bytes(tensor_bytes(tensor.cpu())) for tensor in run(inputs)]
+    found = compare_results(own, program.runnable, inputs, runs=_GPU_RUNS if device.type == "cuda" else 1)
+    if not found.agree:
+        wrong = f"results (relative error {found.error:.2g})" if found.tolerance else "bits"
+        raise CompileError("package", _OTHER_RESULTS[device.type].format(wrong))
+    if found.tolerance:
+        warn_user(
+            "the exported program's own bits differ from run to run, so the package was compared with it within a relative "
+            f"error of {found.tolerance:.2g}, not bit by bit; Settings(deterministic=True) refuses such kernels"
+        )

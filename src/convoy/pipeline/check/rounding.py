@@ -27,7 +27,9 @@ def unit_roundoff(dtypes: Iterable[torch.dtype], *, cuda: bool) -> float:
     """
     found = [dtype for dtype in dtypes if dtype.is_floating_point]
     unit = max((torch.finfo(dtype).eps / 2 for dtype in found), default=0.0)
-    on_tf32 = cuda and torch.float32 in found and precision_owners()["cudnn.conv"].fp32_precision == "tf32"
+    owners = precision_owners()
+    precisions = {owners[name].fp32_precision for name in ("cudnn.conv", "cuda.matmul")}
+    on_tf32 = cuda and torch.float32 in found and "tf32" in precisions
     if not cuda and torch.float32 in found and _cpu_may_round_to_bf16():
         return max(unit, torch.finfo(torch.bfloat16).eps / 2)
     return max(unit, TF32_ROUNDING) if on_tf32 else unit

@@ -45,6 +45,8 @@ def test_the_newer_precision_settings_alone_are_read_too(monkeypatch: pytest.Mon
     """`allow_tf32` raises an error where convolutions and RNNs differ."""
     monkeypatch.setattr(cudnn_conv_flags(), "fp32_precision", "ieee")
     assert unit_roundoff([torch.float32], cuda=True) == 2.0**-24
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    assert unit_roundoff([torch.float32], cuda=True) == TF32_ROUNDING
 
 
 def test_a_seeded_run_leaves_the_generator_as_it_was():

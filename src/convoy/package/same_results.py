@@ -21,7 +21,7 @@ _ALLOWANCE: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ResultComparison:
     """The outcome.
 
     Attributes:
@@ -35,7 +35,7 @@ class Comparison:
     tolerance: float
 
 
-def compare_results(own: Runnable, other: Runnable, inputs: tuple[torch.Tensor, ...], runs: int) -> Comparison:
+def compare_results(own: Runnable, other: Runnable, inputs: tuple[torch.Tensor, ...], runs: int) -> ResultComparison:
     """Compare the results of two runnables for the same inputs.
 
     Args:
@@ -52,13 +52,13 @@ def compare_results(own: Runnable, other: Runnable, inputs: tuple[torch.Tensor, 
     if exact:
         agree = all(_bits(results) == _bits(first) for results in found)
         error = max((error for results in found for error in _errors(results, first)), default=0.0)
-        return Comparison(agree, error, 0.0)
+        return ResultComparison(agree, error, 0.0)
     least = [torch.finfo(one.dtype).eps if one.is_floating_point() else 0.0 for one in first]
     spreads = [max(errors) for errors in zip(*(_errors(results, first) for results in known), strict=True)]
     limits = [max(_ALLOWANCE * spread, eps) for spread, eps in zip(spreads, least, strict=True)]
     errors = [max(of_runs) for of_runs in zip(*(_errors(results, first) for results in found), strict=True)]
     agree = all(error <= limit for error, limit in zip(errors, limits, strict=True))
-    return Comparison(agree, max(errors, default=0.0), max(limits, default=0.0))
+    return ResultComparison(agree, max(errors, default=0.0), max(limits, default=0.0))
 
 
 def _results(run: Runnable, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from operator import attrgetter, getitem, is_
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
 from convoy.program.calls import is_plain
-from convoy.program.quick_compare import Addresses, DictVersions
+from convoy.program.quick_compare import Addresses, DictVersions, ObjectTypes, VersionCounters
 from convoy.program.state.module_contents import Container, ModuleContents, has_pointer, is_lazy, joined
 
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -25,7 +26,6 @@ GLOBAL_HOOKS: Final = (
 )
 
 
-_VERSION: Final = attrgetter("_version")
 _REQUIRES_GRAD: Final = attrgetter("requires_grad")
 _KIND: Final = attrgetter("dtype", "device", "shape")
 
@@ -34,7 +34,8 @@ class ModuleState:
     """A snapshot of a module: its submodules, parameters, buffers, attributes, training flags and hooks.
 
     The check must cost less than a replay of the program (ResNet-50: 151 modules, 320 tensors). So the live containers are
-    found once, and lists of them are compared with lists of copies, which Python does in C, by identity first.
+    found once, and whether they were written to is asked of all at once. If one was, lists of them are compared with lists of
+    copies, which Python does in C, by identity first.
 
     Args:
         module: the module.
@@ -68,14 +69,14 @@ class ModuleState:
         self._modules, self._names = found.modules, found.names
         self._live, self._paths = found.containers, found.paths
         self._kept = [_copied(live) for live in self._live]
-        self._written = DictVersions([live for live in self._live if isinstance(live, dict)])
+        self._empty = found.empty
+        self._written = DictVersions([live for live in (*self._live, *self._empty) if isinstance(live, dict)])
         others = [pair for pair in zip(self._live, self._kept, strict=True) if not isinstance(pair[0], dict)]
         self._others = [live for live, _ in others]
         self._others_kept = [kept for _, kept in others]
-        self._empty = found.empty
-        self._classes = list(map(type, self._modules))
+        self._classes = ObjectTypes(self._modules)
         self._distinct = list(dict.fromkeys(self._classes))
-        self._forwards = list(map(_forward_of, self._distinct))
+        self._forwards = list(_forwards_of(self._distinct))
         # A tensor of one element compares equal to another of the same value: these are compared by identity besides.
         single = [(live, name, value) for live, name, value in found.held if _is_single(value)]
         self._single = _columns(single)
@@ -94,16 +95,19 @@ class ModuleState:
         self._requires_grad = list(map(_REQUIRES_GRAD, self._parameters))
         # Tensors made in inference mode count no versions.
         self._counted = [(path, tensor) for path, tensor in fixed if self._values and not tensor.is_inference()]
-        self._versioned = [tensor for _, tensor in self._counted]
-        self._versions = list(map(_VERSION, self._versioned))
-        self._sum = sum(self._versions)
+        self._versions = [tensor._version for _, tensor in self._counted]
         self._placed = [(path, tensor) for path, tensor in fixed if has_pointer(tensor)]
-        self._addressed = [tensor for _, tensor in self._placed]
-        self._pointers = Addresses(self._addressed)
+        self._pointers = Addresses([tensor for _, tensor in self._placed])
         # While these live, nothing else can be given their memory: an equal address is the same memory.
-        self._held = [tensor.detach() for tensor in self._addressed]
+        self._held = {id(tensor): tensor.detach() for _, tensor in self._placed}
+        self._counters = self._counters_now()
         self._hooks = self._hooks_now()
         self._handles = RemovableHandle.next_id
+
+    def _counters_now(self) -> VersionCounters:
+        counted = [tensor for _, tensor in self._counted]
+        aliases = [self._held[id(tensor)] for tensor in counted if id(tensor) in self._held]
+        return VersionCounters(aliases, [tensor for tensor in counted if id(tensor) not in self._held])
 
     def change(self) -> str | None:
         """The first change since the snapshot in words, such as "0.weight was changed in place"; None if there is none."""
@@ -147,11 +151,11 @@ class ModuleState:
             return (
                 self._holds_the_same()
                 and self._handles == RemovableHandle.next_id
-                and list(map(type, self._modules)) == self._classes
-                and list(map(_forward_of, self._distinct)) == self._forwards
+                and self._classes.unchanged()
+                and list(_forwards_of(self._distinct)) == self._forwards
                 and list(map(_REQUIRES_GRAD, self._parameters)) == self._requires_grad
                 and list(map(_KIND, self._given_tensors)) == self._kinds
-                and sum(map(_VERSION, self._versioned)) == self._sum
+                and self._counters.unwritten()
                 and self._pointers.unmoved()
             )
         except Exception:  # everything: an attribute's own __eq__ may raise, as a tensor's does; then it differs
@@ -159,10 +163,10 @@ class ModuleState:
 
     def _holds_the_same(self) -> bool:
         """Whether every container holds what it held. Dicts that nobody wrote to need no look at what is in them."""
+        if self._written.unwritten():
+            return not self._others or (self._others == self._others_kept and _are_held(*self._single_in_lists))
         if any(self._empty):
             return False
-        if self._written.unwritten():
-            return self._others == self._others_kept and _are_held(*self._single_in_lists)
         same = self._live == self._kept and _are_held(*self._single)
         if same:
             self._written.renew()
@@ -179,7 +183,7 @@ class ModuleState:
             if type(module) is not kind:
                 yield f"{_shown(name)} became a {type(module).__name__}"
         for kind, forward in zip(self._distinct, self._forwards, strict=True):
-            if _forward_of(kind) is not forward:
+            if next(_forwards_of([kind])) is not forward:
                 yield f"{kind.__name__}.forward was replaced"
         yield from self._tensor_changes()
 
@@ -245,9 +249,9 @@ class ModuleState:
 _MISSING: Final = object()
 
 
-def _forward_of(kind: type[nn.Module]) -> object:
-    """A class's forward; None for a scripted module's, which belongs to the object."""
-    return getattr(kind, "forward", None)
+def _forwards_of(kinds: Sequence[type[nn.Module]]) -> Iterator[object]:
+    """The forward of each class; None for a scripted module's, which belongs to the object."""
+    return map(getattr, kinds, repeat("forward"), repeat(None))
 
 
 def _copied(container: Container) -> Container:

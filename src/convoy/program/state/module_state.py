@@ -14,8 +14,8 @@ from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
 from convoy.program.calls import is_plain
-from convoy.program.quick_compare import Addresses, DictVersions, ObjectTypes, VersionCounters
 from convoy.program.state.module_contents import Container, ModuleContents, has_pointer, is_lazy, joined
+from convoy.program.state.quick_compare import Addresses, DictVersions, ObjectTypes, VersionCounters
 
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS: Final = (

@@ -87,7 +87,7 @@ def can_read(offset: int) -> bool:
 
 
 def _has_known_layout() -> bool:
-    return sys.implementation.name == "cpython" and sys.version_info[:2] in ((3, 11), (3, 12)) and WORD == 8  # noqa: PLR2004 - a pointer
+    return sys.implementation.name == "cpython" and sys.version_info[:2] in ((3, 11), (3, 12)) and WORD == 8
 
 
 def _reads_types() -> bool:

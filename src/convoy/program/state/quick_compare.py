@@ -41,7 +41,7 @@ class DictVersions:
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
         self._dicts = dicts
-        self._fields = ObjectFields(dicts, DICT_VERSION) if _CAN_READ(DICT_VERSION) else None
+        self._fields = ObjectFields(dicts, DICT_VERSION) if can_read(DICT_VERSION) else None
         self._count = _COUNT
         self.renew()
 
@@ -70,7 +70,7 @@ class ObjectTypes:
     def __init__(self, objects: Sequence[object]) -> None:
         self._objects = objects
         self._types = list(map(type, objects))
-        self._fields = ObjectFields(objects, OBJECT_TYPE) if _CAN_READ(OBJECT_TYPE) else None
+        self._fields = ObjectFields(objects, OBJECT_TYPE) if can_read(OBJECT_TYPE) else None
 
     def __iter__(self) -> Iterator[type[Any]]:
         return iter(self._types)
@@ -148,7 +148,7 @@ def _saved(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
         # A transform, a mode or a hook of the caller's must neither see nor change this.
         with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunction():
             start = torch.ones((), requires_grad=True, device="cpu")
-            made = cast("torch.Tensor", _Saving.apply(start, tensors))
+            made: torch.Tensor = cast("Any", _Saving).apply(start, tensors)
         same = all(map(is_, cast("Any", made.grad_fn).saved_tensors, tensors))
     except Exception:  # everything: how PyTorch saves tensors is private to it
         return None
@@ -157,11 +157,10 @@ def _saved(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 def _has_saving_hooks() -> bool:
     """Whether hooks such as `torch.autograd.graph.save_on_cpu` would change what is saved now."""
-    found = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return found is not None and found(True) is not None
+    top = getattr(cast("Any", torch._C)._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
 
 
-_CAN_READ: Final = can_read
 _COUNT: Final = _dict_version()
 _SAME_POINTERS: Final = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 """Only builds with CUDA have this function."""

@@ -31,7 +31,7 @@ from convoy.problem import (
 )
 from convoy.target import Target
 from tests.fuzz.random_problems import CASES, drawn_axis, drawn_epilogue, drawn_side, few, with_pool
-from tests.unit.engines import group_norm_cases, norm_cases, pool_backward_cases
+from tests.unit.engines import group_norm_cases, norm_cases, pool_backward_cases, squeeze_excitation_cases
 from tests.unit.engines.banded_cases import ACTIVATIONS, Part, piece
 from tests.unit.engines.pruned_cases import PATTERNS, mask_of, pattern
 
@@ -62,6 +62,7 @@ CLAIMS = {
     "triton.pool_backward": ("piece",),
     "triton.batch_norm": ("piece",),
     "triton.group_norm": ("piece",),
+    "triton.squeeze_excitation": ("piece",),
     "triton.merged": ("piece",),
     "cuda.bottleneck": ("piece",),
     "cuda.fusion": ("piece",),
@@ -416,6 +417,19 @@ def _group_norms(draw: random.Random) -> Problem:
     return _piece(group_norm_cases.CASES, case, group_norm_cases.piece)
 
 
+def _squeeze_excitations(draw: random.Random) -> Problem:
+    """Squeeze-and-excitation blocks of images, with a residual or a ReLU behind them at times."""
+    n, c, h, w = _image(draw)
+    dtype, hidden = draw.choice(("fp32", "fp32", "fp16", "bf16")), draw.choice((1, 4, 7, 16, 40, 100))
+    inner, outer = (
+        draw.choice(("relu", "silu", "hardswish", "none")),
+        draw.choice(("sigmoid", "sigmoid", "hardsigmoid")),
+    )
+    biases = (draw.random() < 0.8, draw.random() < 0.8)
+    case = (n, c, hidden, h, w, dtype, inner, outer, biases, draw.choice(("", "", "add", "relu", "add relu")))
+    return _piece(squeeze_excitation_cases.CASES, case, squeeze_excitation_cases.block)
+
+
 def _layer_norms(draw: random.Random) -> Problem:
     """Layer norms over the channels of images, at times of tokens."""
     n, c, h, w = _image(draw)
@@ -499,6 +513,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "channels scaled": _scaled,
     "layer norms": _layer_norms,
     "group norms": _group_norms,
+    "squeeze-and-excitation": _squeeze_excitations,
     "in bands": _in_bands,
     "casts": _casts,
 }

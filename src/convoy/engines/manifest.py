@@ -63,6 +63,7 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.pool_backward": "convoy.engines.triton.pooling.pool_backward",
     "triton.batch_norm": "convoy.engines.triton.batch_norm",
     "triton.group_norm": "convoy.engines.triton.triton_group_norm",
+    "triton.squeeze_excitation": "convoy.engines.triton.gates.squeeze_excitation",
     "triton.stem": "convoy.engines.triton.triton_stem",
     "triton.depthwise": "convoy.engines.triton.triton_depthwise",
     "triton.gemv": "convoy.engines.triton.gemv",

@@ -55,9 +55,10 @@ class Captured:
         Raises:
             InputError: another structure, shape or dtype than at capture, or another value for what is no tensor.
         """
-        tensors = self.arguments.flatten(args, dict(kwargs or {}))
+        tensors = self.arguments.flatten(args, dict(kwargs) if kwargs else {})
+        values = self.graph.values
         for name, tensor in zip(self.graph.inputs, tensors, strict=True):
-            spec = self.graph.values[name].spec
+            spec = values[name].spec
             if tensor.shape != spec.shape or tensor.dtype != DTYPES[spec.dtype]:
                 raise InputError(name, f"{tensor.dtype} {list(tensor.shape)}", f"{spec}, which was captured")
         return tensors

@@ -46,6 +46,7 @@ class Structure:
         self._names = sorted(positions, key=positions.__getitem__)
         self._count = len(self._leaves) - len(self._names)
         self._single = spec.is_leaf() and list(leaves) == [None]
+        self._tensors_alone = plain and not self._names and all(leaf is None for leaf in leaves)
 
     @property
     def spec(self) -> pytree.TreeSpec:
@@ -63,6 +64,8 @@ class Structure:
         Raises:
             InputError: another structure than at capture, or another value for something that is no tensor.
         """
+        if self._tensors_alone and not kwargs and len(args) == self._count and all(map(_is_tensor, args)):
+            return list(args)
         if self._plain and len(args) == self._count and len(kwargs) == len(self._names):
             found: list[Any] = [*args, *self._values(kwargs)] if kwargs else list(args)
         else:
@@ -92,6 +95,10 @@ class Structure:
         rest = iter(tensors)
         leaves = [next(rest) if leaf is None else leaf.value for leaf in self._leaves]
         return pytree.tree_unflatten(leaves, self._spec)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _tensor(value: Any, leaf: Leaf) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 
@@ -29,7 +30,7 @@ class CudaGraphProgram:
 
     Args:
         bound: the plan with its executables.
-        device: a CUDA device.
+        device: a CUDA device; without an index, the current one.
         static_outputs: return the graph's own output buffers, which the next call overwrites.
 
     Attributes:
@@ -72,18 +73,19 @@ class CudaGraphProgram:
             self.eager.recordable = False
         self._keeps = self.eager.workspace()  # it would be freed with the thread that captured the graph
         self._done = torch.cuda.Event() if shared is None else shared.done_event()
-        self._done.record(torch.cuda.current_stream(device))
+        index = cast("int | None", device.index)
+        self._index = torch.cuda.current_device() if index is None else index
+        self._stream_ids: tuple[int, ...] | None = None
+        self._stream = torch.cuda.current_stream(device)
+        self._done.record(self._stream)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on inputs of the plan's specs, on the caller's current stream; returns the graph's outputs in order."""
-        with self._lock, torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(self._done)
-            made = self._launched(inputs) if self.refused else self._replayed(inputs)
-            # Without a CUDA graph, outputs may be inputs, or memory of a side stream, so they are copied too.
-            outputs = made if self.static_outputs else [_copy(tensor) for tensor in made]
-            self._done.record(stream)
-            return list(outputs)
+        with self._lock:
+            if torch.cuda.current_device() == self._index:  # the context takes longer than the question
+                return self._run(inputs)
+            with torch.cuda.device(self._index):
+                return self._run(inputs)
 
     def replay(self) -> None:
         """Launch the graph, or the kernels one by one, on the present static inputs, without copies: for timing."""
@@ -95,6 +97,22 @@ class CudaGraphProgram:
             else:
                 self._graph.replay()
             self._done.record(stream)
+
+    def _run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        stream = self._current_stream()
+        stream.wait_event(self._done)
+        made = self._launched(inputs) if self.refused else self._replayed(inputs)
+        # Without a CUDA graph, outputs may be inputs, or memory of a side stream, so they are copied too.
+        outputs = list(made) if self.static_outputs else [tensor.clone() for tensor in made]
+        self._done.record(stream)
+        return outputs
+
+    def _current_stream(self) -> torch.cuda.Stream:
+        """PyTorch's current stream. The object is made once for each stream in a row; the lock is held."""
+        found: tuple[int, ...] = cast("Any", torch._C)._cuda_getCurrentStream(self._index)
+        if found != self._stream_ids:
+            self._stream, self._stream_ids = torch.cuda.current_stream(self._index), found
+        return self._stream
 
     def _replayed(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for static, tensor in zip(self.inputs, inputs, strict=True):
@@ -117,7 +135,3 @@ def _static_inputs(bound: BoundPlan, device: torch.device, shared: SharedMemory 
     meta = torch.device("meta")
     likes = [empty(spec, layout, meta) for spec, layout in bound.inputs]
     return [shared.input_buffer(index, like, device) for index, like in enumerate(likes)]
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone(memory_format=torch.preserve_format)

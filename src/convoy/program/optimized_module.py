@@ -14,13 +14,12 @@ from convoy import plan as plans
 from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.call_forms import checked_arguments
-from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.improvement import improve
+from convoy.program.known_calls import run_checked
 from convoy.program.program_cache import CachedProgram, ProgramCache, Tuner, stock_names
 from convoy.program.runnable_program import Program
-from convoy.program.serialization import SavedProgram, restored_cache, saved_programs
-from convoy.program.shared_memory import SharedMemory, sharing
-from convoy.user_warning import warn_user
+from convoy.program.serialization import restore_module, saved_programs
+from convoy.program.shared_memory import SharedMemory
 
 _RESTORED: Final = frozenset({"program_cache", "_modules"})
 """Attributes that a pickle holds in another form."""
@@ -166,31 +165,11 @@ class OptimizedModule(nn.Module):
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - it is public, but not in __all__
             return self.model(*args, **kwargs)
         cache = self.program_cache
-        tensors = tuple(calls.tensors_of((args, kwargs)))
-        found = cache.find(args, kwargs)
-        cached = None if found is None else found[0]
-        reason = self._why_stock(cached, tensors)
-        if reason is not None:
-            return self._run_stock(args, kwargs, reason)
-        if found is None or cached is None:
-            return self._run_without_program(args, kwargs)
-        given = (args, kwargs) if found[1] is None else found[1](args, kwargs)
-        strides = tuple([tensor.stride() for tensor in calls.tensors_of(given)])
-        wanted = cached.outputs(strides)
-        if wanted == "stock":
-            return self._run_stock(args, kwargs, OTHER_STRIDES)
-        # A GPU gets its work before the module's state is checked, which takes tens of microseconds (ResNet-50 has 320 tensors).
-        # If the state has changed, the result is thrown away.
-        with torch.no_grad():
-            ahead = isinstance(cached.program.runnable, CudaGraphProgram) and wanted != "unknown"
-            made = cached.program(*given, wanted) if ahead else None
-            reason = cache.why_stale()
-            if reason is None and wanted != "unknown":
-                return made if ahead else cached.program(*given, wanted)
-        made = self._run_stock(args, kwargs, reason or "", kind="stale")
-        if reason is None:
-            cached.learn(strides, made)
-        return made
+        known = None if kwargs or self.training else cache.known.find(args)
+        if known is None or not known.may_run(args):
+            return self._run_unknown(args, kwargs)
+        made, reason = run_checked(known.program, args, kwargs, known.strides, cache.why_stale)
+        return made if reason is None else self._run_stock(args, kwargs, reason, kind="stale")
 
     # --- a drop-in for the stock module -------------------------------------------------------------------------------------
 
@@ -251,6 +230,35 @@ class OptimizedModule(nn.Module):
         """What its programs share; None: each has memory of its own."""
         return None
 
+    def _run_unknown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call that may be of any kind."""
+        cache = self.program_cache
+        known, tensors = cache.known, tuple(calls.tensors_of((args, kwargs)))
+        found = cache.find(args, kwargs)
+        cached = None if found is None else found[0]
+        reason = self._why_stock(cached, tensors)
+        if reason is not None:
+            return self._run_stock(args, kwargs, reason)
+        if found is None or cached is None:
+            return self._run_without_program(args, kwargs)
+        given = (args, kwargs) if found[1] is None else found[1](args, kwargs)
+        strides = tuple([tensor.stride() for tensor in calls.tensors_of(given)])
+        wanted = cached.outputs(strides)
+        if wanted == "stock":
+            return self._run_stock(args, kwargs, OTHER_STRIDES)
+        if wanted == "unknown":
+            reason = cache.why_stale()
+        else:
+            made, reason = run_checked(cached.program, *given, wanted, cache.why_stale)
+            if reason is None:
+                if found[1] is None and not kwargs:
+                    known.keep(args, cached.program, wanted)
+                return made
+        made = self._run_stock(args, kwargs, reason or "", kind="stale")
+        if reason is None:
+            cached.learn(strides, made)
+        return made
+
     def _why_stock(self, cached: CachedProgram | None, tensors: Sequence[torch.Tensor]) -> str | None:
         """Why the stock module must run; empty if the user need not be told; None if the program, where there is one, may run."""
         if cached is not None and cached.program.runnable is None:
@@ -278,23 +286,3 @@ class OptimizedModule(nn.Module):
             return self.model(*args, **kwargs)
         with self.program_cache.evaluating(self.model):
             return self.model(*args, **kwargs)
-
-
-def restore_module(
-    kind: type[OptimizedModule],
-    model: nn.Module,
-    saved: Sequence[SavedProgram],
-    tuner: Tuner,
-    check: str,
-    attributes: Mapping[str, Any],
-) -> OptimizedModule:
-    """The module of a pickle. If a plan cannot be bound here, the stock module runs in its place, with one warning."""
-    made = kind.__new__(kind)
-    nn.Module.__init__(made)
-    made.model = model
-    made.__dict__.update(attributes)
-    with sharing(made.memory_of_programs()):
-        made.program_cache, refused = restored_cache(model, saved, tuner, check)
-    if refused:
-        warn_user(f"a loaded plan cannot be bound here: the stock module runs; call .refresh() to tune it ({refused})")
-    return made

@@ -15,6 +15,7 @@ from convoy.errors import CaptureError, PlanError
 from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.call_forms import Arrangement, CallArguments, ForwardSignature
+from convoy.program.known_calls import KnownCalls
 from convoy.program.runnable_program import Program
 from convoy.program.state.contents import contents_checks
 from convoy.program.state.module_state import ModuleState
@@ -78,6 +79,8 @@ class ProgramCache:
     Attributes:
         tuned: programs by the signature that each was made for.
         state: the module's state when they were made.
+        known: calls that its programs have run. Another object takes its place where programs are exchanged, so that a call that
+            runs meanwhile in another thread adds nothing to it.
     """
 
     def __init__(self, model: nn.Module, tuner: Tuner, check: str = "identity") -> None:
@@ -87,6 +90,7 @@ class ProgramCache:
         self._forward = ForwardSignature(model.forward)
         self._routes: dict[calls.Signature, tuple[CachedProgram, Arrangement | None]] = {}
         self._by_normal: dict[calls.Signature, CachedProgram] = {}
+        self.known = KnownCalls()
         self._warned: set[str] = set()
         self._lock = threading.RLock()
 
@@ -108,6 +112,7 @@ class ProgramCache:
         self._routes[cached.signature] = cached, None
         if cached.normal is not None:
             self._by_normal[cached.normal] = cached
+        self.known = KnownCalls()
 
     def copied(self, model: nn.Module) -> ProgramCache:
         """The same programs for a copy of the module with the same values: programs are shared.
@@ -129,6 +134,7 @@ class ProgramCache:
             self.tuned = {key: made if one is cached else one for key, one in self.tuned.items()}
             self._by_normal = {key: made if one is cached else one for key, one in self._by_normal.items()}
             self._routes = {key: (made if one is cached else one, named) for key, (one, named) in self._routes.items()}
+            self.known = KnownCalls()
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CachedProgram, Arrangement | None] | None:
         """The program for a call, and how the arguments are arranged for it; None: as they are."""
@@ -189,6 +195,7 @@ class ProgramCache:
         examples = [(cached, self.example_now(model, cached.example)) for cached in self.tuned.values()]
         made = [(example, self._remade(model, cached, example)) for cached, example in examples]
         self.tuned, self._routes, self._by_normal = {}, {}, {}
+        self.known = KnownCalls()
         self._forward = ForwardSignature(model.forward)
         for example, program in made:
             args, kwargs = example.zeros()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from torch import nn
 
@@ -19,6 +19,8 @@ from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.program_cache import CachedProgram, ProgramCache, Tuner
 from convoy.program.runnable_program import Program
+from convoy.program.shared_memory import sharing
+from convoy.user_warning import warn_user
 
 LONGEST_REASON: Final = 300
 """Characters that are shown of the reason why a plan could not be bound."""
@@ -87,3 +89,23 @@ def plan_text(plan: Plan) -> str:
 def plan_of(text: str) -> Plan:
     """The plan of `plan_text`."""
     return plans.from_dict(json.loads(text))
+
+
+def restore_module(
+    kind: Any,
+    model: nn.Module,
+    saved: Sequence[SavedProgram],
+    tuner: Tuner,
+    check: str,
+    attributes: Mapping[str, Any],
+) -> Any:
+    """The `OptimizedModule` of a pickle. If a plan cannot be bound here, the stock module runs in its place, with one warning."""
+    made: Any = kind.__new__(kind)
+    nn.Module.__init__(made)
+    made.model = model
+    made.__dict__.update(attributes)
+    with sharing(made.memory_of_programs()):
+        made.program_cache, refused = restored_cache(model, saved, tuner, check)
+    if refused:
+        warn_user(f"a loaded plan cannot be bound here: the stock module runs; call .refresh() to tune it ({refused})")
+    return made

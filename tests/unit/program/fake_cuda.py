@@ -179,6 +179,7 @@ def install(patch: pytest.MonkeyPatch) -> FakeCuda:
     patch.setattr(torch.cuda, "stream", on)
     patch.setattr(torch.cuda, "device", device)
     patch.setattr(torch.cuda, "current_stream", lambda _=None: cuda.current)
+    patch.setattr(torch._C, "_cuda_getCurrentStream", lambda _: (id(cuda.current), 0, 1), raising=False)
     patch.setattr(torch.cuda, "current_device", lambda: 0)
     patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(cuda, "current", stream))
     patch.setattr(torch.cuda, "synchronize", lambda _=None: None)

@@ -29,7 +29,7 @@ from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.runnable_program import eager_of
 from convoy.program.shared_memory import SharedMemory, sharing
 from convoy.training import training_job
-from tests.unit.program.fake_cuda import CPU, ENDED, REFUSED, FakeCuda, install
+from tests.unit.program.fake_cuda import CPU, ENDED, REFUSED, FakeCuda, FakeStream, install
 
 optimize = importlib.import_module("convoy.pipeline.optimize")  # the package has a function of that name
 X = torch.tensor([1.0, 2.0, 3.0])
@@ -77,6 +77,24 @@ def bound(*executables: Adds) -> BoundPlan:
 
 def graph_of(*executables: Adds, static_outputs: bool = False) -> CudaGraphProgram:
     return CudaGraphProgram(bound(*executables), CPU, static_outputs=static_outputs)
+
+
+def test_a_call_runs_on_its_own_device_and_on_the_present_stream(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
+    program = graph_of(Adds(cuda))
+    entered: list[int] = []
+    device = torch.cuda.device
+    monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or device(index))
+    used: list[object] = []
+    monkeypatch.setattr(type(program._done), "record", lambda self, stream: used.append(stream))
+    program([X])
+    assert not entered
+    first, cuda.current = cuda.current, FakeStream()
+    for _ in range(2):
+        program([X])
+    assert used == [first, cuda.current, cuda.current]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    program([X])
+    assert entered == [0]
 
 
 def test_what_can_be_captured_is_replayed(cuda: FakeCuda):

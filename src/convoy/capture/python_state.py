@@ -56,7 +56,7 @@ class PythonState:
             for name, value in vars(module).items():
                 if name in _OWN:
                     continue
-                if _holds_traced(value) and not _is_torchs(module):
+                if _holds_traced(value) and not is_torchs(module):
                     self._refused = f"stores a tensor in {type(module).__name__}.{name}"
                 if isinstance(value, _PLAIN):
                     found[index, name] = value
@@ -69,7 +69,7 @@ class PythonState:
         self._last = found
 
 
-def _is_torchs(module: nn.Module) -> bool:
+def is_torchs(module: nn.Module) -> bool:
     """Whether what a module stores is torch's affair: an LSTM's list of weights, or a weight that `weight_norm` computes."""
     return type(module).__module__.startswith("torch.nn.") or bool(vars(module)["_forward_pre_hooks"])
 

@@ -156,9 +156,13 @@ def _sharing_copy(model: nn.Module, reason: str) -> nn.Module:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal; false for sparse and complex ones, which no part takes."""
-    if one.shape != other.shape or one.is_complex() or one.layout != torch.strided or other.layout != torch.strided:
+    """Whether two tensors are equal."""
+    if one.shape != other.shape or one.layout != other.layout:
         return False
+    if one.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    if one.is_complex():
+        one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
     return torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(other.detach()))
 
 

@@ -1,0 +1,90 @@
+"""What calls of a model leave in its Python attributes, and whether later results depend on it, which a graph would leave out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from convoy.capture.attribute_snapshot import AttributeSnapshot
+from convoy.capture.python_state import is_torchs
+from convoy.engines.torch_flags import convolutions
+from convoy.errors import CaptureError
+from convoy.measurement.accuracy import relative_error
+from convoy.pipeline.check.rounding import fixed_seed
+from convoy.pipeline.isolation import IsolatedCopy, attributes_of
+from convoy.program.calls import tensors_of
+from convoy.typed_torch import named_modules
+
+_NOISE_FACTOR = 10.0
+"""Results of a nondeterministic model differ from call to call: only more than this multiple of that is the effect of a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call's results, and the names of the attributes that it changed: all, and numbers and collections alone."""
+
+    results: list[torch.Tensor]
+    changed: list[str]
+    counted: str
+
+
+def check_attributes(isolated: IsolatedCopy, device: str) -> str:
+    """Compare calls of one copy of a model that changes its attributes. A cache that the first call fills is allowed.
+
+    Args:
+        isolated: further copies are made of it.
+        device: where it runs.
+
+    Returns:
+        A note of tensors that every call stores, and a program does not; empty if there are none.
+
+    Raises:
+        CaptureError: the results depend on what the calls before left, or every call changes a number or a collection.
+    """
+    try:
+        first, second, third = _calls(isolated.another(), device, 3)
+        if second.counted:
+            raise CaptureError(
+                f"the model changes its attribute {second.counted} in every call, which a graph does not do"
+            )
+        changed = second.changed or first.changed
+        difference = max(_difference(first.results, second.results), _difference(second.results, third.results))
+        if difference and changed:
+            (again,) = _calls(isolated.another(), device, 1)
+            if difference > _NOISE_FACTOR * _difference(first.results, again.results):
+                raise CaptureError(f"the model's results depend on its attribute {changed[0]}, which a call changes")
+    except CaptureError:
+        raise
+    except Exception:  # out of memory, or an error of the user's code: the end-to-end check reports it
+        return ""
+    modules = dict(named_modules(isolated.model))
+    stored = [name for name in second.changed if not is_torchs(modules[name.rpartition(".")[0]])]
+    if not stored:
+        return ""
+    names = ", ".join(stored[:3]) + (", ..." if len(stored) > 3 else "")
+    return (
+        f"PyTorch stores a tensor in {names} in every call of the model, the program does not; `fast.stock` still does"
+    )
+
+
+def _calls(isolated: IsolatedCopy, device: str, count: int) -> list[_Call]:
+    made: list[_Call] = []
+    with torch.no_grad(), convolutions("as_torch", torch.device(device)):
+        for _ in range(count):
+            snapshot, before = AttributeSnapshot(isolated.model), attributes_of(isolated.model)
+            args, kwargs = isolated.arguments()
+            with fixed_seed():
+                results = [tensor.detach().clone() for tensor in tensors_of(isolated.model(*args, **kwargs))]
+            after = attributes_of(isolated.model)
+            counted = next((name for name in before | after if before.get(name) != after.get(name)), "")
+            made.append(_Call(results, snapshot.changed(), counted))
+    return made
+
+
+def _difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
+    """The largest relative error between two calls' results; infinite where they have other shapes."""
+    if [(a.shape, a.dtype) for a in one] != [(b.shape, b.dtype) for b in other]:
+        return float("inf")
+    pairs = zip(one, other, strict=True)
+    return max((relative_error(a, b.double()) for a, b in pairs if not torch.equal(a, b)), default=0.0)

@@ -8,13 +8,16 @@ other kernels, so they are compared within rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from convoy.dynamic.dims import Call, DynamicDims
+from convoy.dynamic.drawn_numbers import WatchGenerators
 from convoy.program.calls import map_tensors, tensors_of
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -54,23 +57,33 @@ def why_not_split(run: Run, call: Call, dims: DynamicDims) -> str:
     if batch.least == batch.most:
         return ""
 
-    def outputs(sized: Call) -> list[torch.Tensor]:
+    watch = WatchGenerators()
+
+    def results(sized: Call) -> Any:
         with torch.no_grad():
-            return list(tensors_of(run(*sized)))
+            return run(*sized)
+
+    def outputs(sized: Call) -> list[torch.Tensor]:
+        return list(tensors_of(results(sized)))
 
     def at(images: int) -> Call:
         return dims.resized(call, (images, *dims.example[1:]))
 
     small, large = min(max(batch.least, IMAGES), batch.most), batch.most
     found: dict[int, list[torch.Tensor]] = {}
+    others: dict[int, list[str]] = {}
     for images in sorted({small, large, batch.least}):
         try:
-            found[images] = outputs(at(images))
+            with nullcontext() if found else watch:
+                made = results(at(images))
+            found[images], others[images] = list(tensors_of(made)), _other_values(made)
         except Exception as error:  # whatever the model says to this size
             return f"it does not run with {images} images ({str(error).partition(chr(10))[0] or type(error).__name__})"
         without = _without_batch(found[images], images)
         if without:
             return without
+    if watch.drawn:
+        return "it draws random numbers, and a batch that is split or padded would draw others"
     for images in dict.fromkeys((small, large)):
         reason = _why_dependent(outputs, at(images), images, dims, found[images], every_pair=images == small)
         if reason:
@@ -79,12 +92,21 @@ def why_not_split(run: Run, call: Call, dims: DynamicDims) -> str:
         reason = _why_other_results(found[images], found[large])
         if reason:
             return reason
+        if others[images] != others[large]:
+            return "it returns a number or a text that depends on the number of images"
     return ""
 
 
 def why_not_split_now(tuner: object, model: nn.Module, call: Call, dims: DynamicDims, known: str) -> str:
     """`why_not_split` of a model by copies that its tuner runs; what is known, if the tuner runs none."""
     return why_not_split(partial(tuner.run, model), call, dims) if isinstance(tuner, CopyRunner) else known
+
+
+def _other_values(made: Any) -> list[str]:
+    """What a model returns besides tensors."""
+    plain = (bool, int, float, complex, str, type(None))
+    leaves: list[object] = pytree.tree_leaves(made)
+    return [repr(leaf) if isinstance(leaf, plain) else type(leaf).__qualname__ for leaf in leaves]
 
 
 def _without_batch(outputs: Sequence[torch.Tensor], images: int) -> str:

@@ -20,13 +20,19 @@ from convoy.program.calls import map_tensors, tensors_of
 from convoy.target import Target
 from convoy.user_warning import warn_user
 
+_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
 
 def device_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """`cpu` or `cuda`: the device of the arguments and parameters; InputError if they are on several devices."""
-    tensors = [t for t in pytree.tree_leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
-    if not tensors:
-        raise InputError("args", args, "at least one tensor", "Pass example inputs as a tuple: (x,).")
+    """`cpu` or `cuda`: the device of the arguments and parameters; InputError if they are on several devices.
+
+    An argument of an unknown class, such as a data class, may hold tensors: then the parameters tell the device.
+    """
+    leaves = pytree.tree_leaves((args, dict(kwargs)))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     held = (*model.parameters(), *model.buffers())
+    if not tensors and (not held or all(isinstance(leaf, _PLAIN) for leaf in leaves)):
+        raise InputError("args", args, "at least one tensor", "Pass example inputs as a tuple: (x,).")
     for argument, those in (("args", tensors), ("model", held)):
         if any(isinstance(t, FakeTensor) for t in those):
             raise InputError(argument, "FakeTensor", "tensors with data", "Leave FakeTensorMode before this call.")

@@ -27,10 +27,19 @@ def why(function: Callable[..., Any], *inputs: torch.Tensor, least: int = 1, mos
     )
 
 
+def seeded(function: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    """What it returns with the same seed in every call, as a copy of a model runs."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return function(*args)
+
+
 @pytest.mark.parametrize(
     "function",
     [
         lambda x: x * 2,
+        lambda x: (x * 2, "word", x.shape[1:], None),
+        lambda x: seeded(nn.functional.dropout, x, 0.0),
         lambda x: nn.functional.conv1d(x, WEIGHT).relu(),
         lambda x: (x.softmax(1), {"classes": x.flatten(1).argmax(1), "large": x > 0}),
         lambda x: nn.functional.scaled_dot_product_attention(x, x, x),
@@ -64,6 +73,10 @@ def test_nets_that_compute_each_image_alone_may_be_split(function: Callable[...,
         (lambda x: x.new_ones(x.shape[0], x.shape[0]), "other dimensions change"),
         (lambda x: 7, "no tensor"),
         (lambda x: x.reshape(-1, 2, 3, 5), "does not run with 1 images"),
+        (lambda x: (x, x.shape[0]), "a number or a text that depends"),
+        (lambda x: {"x": x, "size": [str(x.shape)]}, "a number or a text that depends"),
+        (lambda x: seeded(torch.rand_like, x), "draws random numbers"),
+        (lambda x: seeded(nn.functional.dropout, x, 0.5), "draws random numbers"),
     ],
 )
 def test_nets_that_mix_images_are_found_out(function: Callable[..., Any], words: str) -> None:

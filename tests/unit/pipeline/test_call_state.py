@@ -84,10 +84,3 @@ def test_a_model_that_stores_what_it_does_not_read_is_captured_whole(settings: c
         warnings.simplefilter("always")
         convoy.optimize(Stores(every_time=False).eval(), (x,), settings=settings)
     assert not [one for one in found if "stores a tensor" in str(one.message)]
-
-
-def test_a_complex_weight_is_not_taken_for_written(settings: convoy.Settings) -> None:
-    x = torch.randn(1, 3, 8, 8, dtype=torch.complex64)
-    with pytest.warns(UserWarning, match="complex64") as found:
-        convoy.optimize(nn.Sequential(nn.Conv2d(3, 4, 3, dtype=torch.complex64)).eval(), (x,), settings=settings)
-    assert not [one for one in found if "writes to its parameters" in str(one.message)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,6 +68,7 @@ def test_the_device_is_where_everything_lies() -> None:
     assert device_of(nn.ReLU(), (), {"x": [x]}) == "cpu"
     with pytest.raises(InputError, match="at least one tensor"):
         device_of(model, (3,), {})
+    assert device_of(model, (SimpleNamespace(image=x),), {}) == "cpu"  # pytree does not look inside
     with pytest.raises(InputError, match="on one device"):
         device_of(model, (x.to("meta"),), {})
     with pytest.raises(InputError, match="cpu or cuda"):

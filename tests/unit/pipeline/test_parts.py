@@ -271,6 +271,46 @@ def test_a_model_that_counts_its_calls_counts_on(settings: convoy.Settings) -> N
     assert model.calls == 0  # a copy runs
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
+def test_weights_that_no_graph_holds_are_not_taken_for_written(dtype: torch.dtype, settings: convoy.Settings) -> None:
+    class Converts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 3, 3, 3).to(dtype), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.conv2d(x, self.weight.to(x.dtype))
+
+    x = torch.ones(1, 3, 8, 8, dtype=torch.complex64 if dtype.is_complex else torch.float32)
+    model = Converts().eval()
+    with pytest.warns(UserWarning, match="complex64|float8") as found:
+        fast = convoy.optimize(model, (x,), settings=settings)
+    assert not [one for one in found if "writes to its parameters" in str(one.message)]
+    torch.testing.assert_close(fast(x), model(x))
+
+
+class Argument:
+    """Holds a tensor, unknown to pytree."""
+
+    def __init__(self, image: torch.Tensor) -> None:
+        self.image = image
+
+
+def test_a_model_of_objects_runs_by_parts(settings: convoy.Settings) -> None:
+    class Takes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = body()
+
+        def forward(self, argument: Argument) -> torch.Tensor:
+            return self.body(argument.image)
+
+    model, argument = Takes().eval(), Argument(torch.stack(images()))
+    with pytest.warns(UserWarning, match="by parts: Convoy runs body"):
+        fast = convoy.optimize(model, (argument,), settings=settings)
+    torch.testing.assert_close(fast(argument), model(argument), rtol=1e-4, atol=1e-5)
+
+
 def test_what_rounding_decides_may_differ_and_what_it_does_not_may_not() -> None:
     x = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     for planted, allowed in ((1 + 1e-7, True), (1.5, False)):

@@ -156,14 +156,17 @@ def _sharing_copy(model: nn.Module, reason: str) -> nn.Module:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal."""
-    if one.shape != other.shape or one.layout != other.layout:
+    """Whether two tensors have the same bits: NaNs, complex numbers and 8-bit floats can be compared so too."""
+    if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
         return False
     if one.layout != torch.strided:
         one, other = one.to_dense(), other.to_dense()
-    if one.is_complex():
-        one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
-    return torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(other.detach()))
+    if one.is_quantized:
+        one, other = one.int_repr(), other.int_repr()
+    first, second = (
+        tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for tensor in (one, other)
+    )
+    return torch.equal(first, second)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ replay of the CUDA graph, and calls in a row, with the check and without: their 
 GPU.
 
     python bench/guard_cost/guard_cost.py [--nets resnet18,resnet50,mobilenet_v2,densenet121] [--batch 1]
-                                          [--device cuda] [--folder DIR]
+                                          [--dtype fp32,fp16] [--device cuda] [--folder DIR]
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import torch
 
 import convoy
+from convoy.compare.runs.manifest import gpu_clocks, host
+from convoy.engines.torch_operators import DTYPES
 from convoy.measurement import detect_target
 from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.optimized_module import OptimizedModule
@@ -29,7 +32,9 @@ from convoy.zoo import input_size, load_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.inference.own_processes import machine_of
 from bench.shared.record import Recorder
+from bench.shared.timed_code import whole_net_code
 
 ROUNDS, CALLS = 15, 40
 
@@ -43,27 +48,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default="resnet18,resnet50,mobilenet_v2,densenet121")
     parser.add_argument("--batch", default="1")
+    parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
     target = detect_target(given.device)
     versions = " ".join(f"{name}={version}" for name, version in target.versions)
-    recorder = Recorder("guard-cost", device=target.name, versions=versions, protocol=PROTOCOL, folder=given.folder)
-    for net in given.nets.split(","):
-        for batch in map(int, given.batch.split(",")):
-            for provider, metric, times in measured(net, batch, torch.device(given.device)):
-                recorder.add(subject=net, batch=batch, dtype="fp32", numerics="as_torch", provider=provider,
-                             metric=metric, unit="us", p50=statistics.median(times), p20=quantile(times, 0.2),
-                             p80=quantile(times, 0.8))  # fmt: skip
-                print(f"{net} b{batch} {provider} {metric} {statistics.median(times):.1f} us")
-    recorder.write()
+    recorder = Recorder(
+        "guard-cost",
+        device=target.name,
+        versions=versions,
+        protocol=PROTOCOL,
+        folder=given.folder,
+        machine=machine_of({"clocks": gpu_clocks(), "system": {"host": host()}}),
+        code=whole_net_code(),
+    )
+    cases = product(given.nets.split(","), given.dtype.split(","), map(int, given.batch.split(",")))
+    for net, dtype, batch in cases:
+        for provider, metric, times in measured(net, batch, dtype, torch.device(given.device)):
+            recorder.add(subject=net, batch=batch, dtype=dtype, numerics="as_torch", provider=provider,
+                         metric=metric, unit="us", p50=statistics.median(times), p20=quantile(times, 0.2),
+                         p80=quantile(times, 0.8))  # fmt: skip
+            print(f"{net} {dtype} b{batch} {provider} {metric} {statistics.median(times):.1f} us")
+        recorder.write()  # a run that is cut short keeps the nets before
 
 
-def measured(net: str, batch: int, device: torch.device) -> list[tuple[str, str, list[float]]]:
+def measured(net: str, batch: int, dtype: str, device: torch.device) -> list[tuple[str, str, list[float]]]:
     """(provider, metric, microseconds a call by round) of one net."""
-    model = load_model(net).eval().to(device)
+    model = load_model(net, dtype=dtype).eval().to(device)
     side = input_size(net)
-    x = torch.randn(batch, 3, side, side, device=device)
+    x = torch.randn(batch, 3, side, side, device=device, dtype=DTYPES[dtype])
     fast = convoy.optimize(model, (x,), settings=convoy.Settings(effort="none"))
     found = [("convoy.check", "check_us", timed(fast.program_cache.why_stale, device, waits=False))]
     if fast.plan.baseline:

@@ -124,6 +124,60 @@ def test_the_same_layer_without_any_of_that_is_recorded() -> None:
     assert recorded(_Forward(lambda _, y, x: y.relu()).eval(), (X,), {}) is not None
 
 
+def _asks(model: _Forward, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return y.relu() if next(model.parameters()).device.type == "cpu" and not x.is_cuda else y.sigmoid()
+
+
+def _asks_and_hides(model: _Forward, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return y.relu() if x.device.type == "cpu" else y.sigmoid()
+    except Exception:
+        return y.sigmoid()
+
+
+RUNS = {
+    "returns no images": (lambda _, y, x: torch.flatten(y.relu(), 1), ["meta"]),
+    "returns images, whose strides depend on the device": (lambda _, y, x: y.relu(), ["meta", "cpu"]),
+    "asks for the device": (lambda model, y, x: torch.flatten(_asks(model, y, x), 1), ["meta", "cpu"]),
+    "asks, and hides the refusal": (
+        lambda model, y, x: torch.flatten(_asks_and_hides(model, y, x), 1),
+        ["meta", "cpu"],
+    ),
+    "does what no record shows": (lambda _, y, x: torch.cumsum(y, 1), ["meta"]),
+}
+
+
+@pytest.mark.parametrize("what", RUNS)
+def test_only_what_depends_on_the_device_is_run_there(what: str) -> None:
+    then, devices = RUNS[what]
+    seen: list[torch.Tensor] = []
+
+    def run(model: _Forward, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return then(model, y, x)
+
+    model = _Forward(run).eval()
+    program = recorded(model, (X,), {})
+    assert [x.device.type for x in seen] == devices
+    assert all(not parameter.is_meta for parameter in model.parameters())
+    if program is None:
+        assert what == "does what no record shows"
+    else:
+        called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+        assert torch.ops.aten.relu.default in called
+        assert torch.ops.aten.sigmoid.default not in called
+        assert program.state_dict["layer.weight"] is model.layer.weight
+
+
+def test_a_parameter_of_two_layers_is_one_in_a_run_without_data() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(), nn.Conv2d(3, 3, 1), nn.Flatten())
+    model[2].weight = model[0].weight
+    found, wanted = (capture_with_original(model, (X,), run=run)[0] for run in (True, False))
+    assert found.was_run
+    assert found.graph == wanted.graph
+    assert found.strides == wanted.strides
+
+
 def test_arguments_that_are_nested_or_named_leave_no_record() -> None:
     model = _Forward(lambda _, y, x: y)
     assert recorded(model, ([X],), {}) is None

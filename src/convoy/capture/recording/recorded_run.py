@@ -1,5 +1,9 @@
 """A program from one run of a model: every ATen call is recorded as it is made, with its module, instead of traced.
 
+The first run has tensors without data (`torch.device("meta")`): it computes shapes alone, while a first run on a GPU waits some
+seconds for cuDNN to choose and load its kernels. Where Python asks for the device, or strides of results depend on it, a second
+run computes on the model's own device.
+
 `torch.export` traces with fake tensors, which takes some seconds (ResNet-50: 2.2 s, on a CPU). A run that makes only calls that
 `functionalize` knows gives the same calls in the same order. Where it does anything else, nothing is recorded, and the caller
 exports: another operator, a tensor that no recorded call made, a value that Python reads out of a tensor, a state that the model
@@ -25,12 +29,17 @@ from convoy.capture.export import tracing
 from convoy.capture.functionalize import SimpleCalls, rewrite_calls
 from convoy.capture.recording.recorded_program import RecordedNesting, RecordedProgram, RecordedSignature
 from convoy.capture.recording.recorder_modes import RecordCalls, RefuseReadValues
+from convoy.capture.recording.without_data import give_up_data, without_data
 from convoy.engines.torch_flags import unsearched_convolutions
 from convoy.typed_torch import named_modules
 
 
 class _NotRecordableError(Exception):
     """The run does something that a record of its calls would not show."""
+
+
+class _NeedsDataError(_NotRecordableError):
+    """A run without data may take another way than one on the device, or make results with other strides."""
 
 
 def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedProgram | None:
@@ -44,17 +53,41 @@ def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     try:
         names = _argument_names(model, args, kwargs)
         tensors = _ordinary_state(model)
-        twin = separate_copy(model)
-        given = copied_arguments(args, {})[0]
-        with tracing(twin), torch.no_grad():
-            before = AttributeSnapshot(twin)
-            run = _Run(twin, given, names)
-            outputs = run.outputs()
-            if before.has_changed():
-                return None
-        return run.program(outputs, tensors)
+        try:
+            return _recorded(model, args, names, tensors, data=False)
+        except _NeedsDataError:
+            return _recorded(model, args, names, tensors, data=True)
     except Exception:  # the forward is the user's, and torch's private parts change: the exporter names the fault
         return None
+
+
+def _recorded(
+    model: nn.Module, args: tuple[Any, ...], names: Sequence[str], tensors: dict[str, torch.Tensor], *, data: bool
+) -> RecordedProgram | None:
+    """The program of one run, on the model's device or without data; None if the run changes an attribute.
+
+    Raises:
+        _NeedsDataError: a run without data may differ from one on the device.
+        _NotRecordableError: the run does what a record would not show.
+    """
+    twin = separate_copy(model)
+    if not data:
+        give_up_data(twin)
+    given = copied_arguments(args, {})[0] if data else tuple(map(without_data, args))
+    with tracing(twin), torch.no_grad():
+        before = AttributeSnapshot(twin)
+        run = _Run(twin, args, given, names, data=data)
+        try:
+            outputs = run.outputs()
+        except Exception as error:
+            if data or (run.refused and not run.needs_data):
+                raise
+            raise _NeedsDataError from error  # also for an error of the run itself: the device may know better
+        if run.needs_data:  # and the model caught the error that said so
+            raise _NeedsDataError
+        if before.has_changed():
+            return None
+    return run.program(outputs, tensors)
 
 
 _CONSTANTS: Final = (bool, int, float, str, type(None))
@@ -96,27 +129,35 @@ class _Run:
 
     Args:
         model: a copy in evaluation mode.
-        args: copies of its arguments.
+        args: its arguments.
+        given: copies of them that the run gets.
         names: the arguments' names.
+        data: whether the copies have data; else they and the model's tensors are on the meta device.
+
+    Attributes:
+        refused: whether the run does what a record would not show.
+        needs_data: whether that may be otherwise on the device.
     """
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], names: Sequence[str]) -> None:
-        self._model, self._args = model, args
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], given: tuple[Any, ...], names: Sequence[str], *, data: bool
+    ) -> None:
+        self._model, self._args, self._given, self._data = model, args, given, data
         self._graph = fx.Graph()
         self._nodes: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
         self._calls = SimpleCalls()
         self._path = [""]
         self._kept: list[InputSpec] = []
-        self.refused = False
+        self.refused = self.needs_data = False
         buffers = dict(model.named_buffers())
         for kind, held in ((InputKind.PARAMETER, dict(model.named_parameters())), (InputKind.BUFFER, buffers)):
             for name, tensor in held.items():
                 node = self._placeholder(f"{kind.name[0].lower()}_{name.replace('.', '_')}", tensor)
                 self._kept.append(InputSpec(kind, TensorArgument(node.name), name, persistent=True))
-        for name, arg in zip(names, args, strict=True):
+        for name, arg, copied in zip(names, args, given, strict=True):
             spec = TensorArgument(name) if isinstance(arg, torch.Tensor) else ConstantArgument(name, arg)
-            node = self._placeholder(name, arg)
-            node.name = name
+            node = self._placeholder(name, copied)
+            node.name, node.meta["val"] = name, arg
             self._kept.append(InputSpec(InputKind.USER_INPUT, spec, None))
 
     def _placeholder(self, name: str, value: Any) -> fx.Node:
@@ -137,11 +178,11 @@ class _Run:
         try:
             with (
                 unsearched_convolutions(device),
-                RefuseReadValues(self.refuse),
+                RefuseReadValues(self.refuse, None if self._data else self._needs),
                 enable_python_dispatcher(),
                 RecordCalls(self.call),
             ):
-                return self._model(*self._args)
+                return self._model(*self._given)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -165,13 +206,21 @@ class _Run:
         plain = not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
         if self.refused or not plain or torch.is_autocast_enabled("cuda") or not self._calls.accepts(node):
             self.refuse()
-        made = func(*args, **kwargs)
+        made = self._made(func, args, kwargs)
         if type(made) is not torch.Tensor:
             self.refuse()
         node.meta["val"] = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
         node.meta["nn_module_stack"] = {self._path[-1]: (self._path[-1], "")}
         self._nodes[id(made)] = (weakref.ref(made), node)
         return made
+
+    def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call returns. Where only a run without data fails, the model must not catch the error and go on."""
+        try:
+            return func(*args, **kwargs)
+        except Exception:
+            self.needs_data = not self._data
+            raise
 
     def _used(self, value: Any) -> Any:
         """The nodes of a call's operands."""
@@ -187,6 +236,11 @@ class _Run:
             self.refuse()
         return cast("fx.Node", node)
 
+    def _needs(self) -> None:
+        """Give up a run without data."""
+        self.needs_data = True
+        raise _NeedsDataError
+
     def refuse(self) -> None:
         """Give up, also where the model catches the error."""
         self.refused = True
@@ -197,6 +251,8 @@ class _Run:
         leaves, out_spec = pytree.tree_flatten(outputs)
         if self.refused or any(type(leaf) is not torch.Tensor and type(leaf) not in _CONSTANTS for leaf in leaves):
             raise _NotRecordableError
+        if not self._data and any(isinstance(leaf, torch.Tensor) and not _is_plain(leaf) for leaf in leaves):
+            raise _NeedsDataError
         returned = [self._node(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._graph.output(tuple(returned))
         rewrite_calls(self._graph)
@@ -212,3 +268,8 @@ class _Run:
         return RecordedProgram(
             self._graph, RecordedSignature(tuple(self._kept), specs), state, RecordedNesting(in_spec, out_spec)
         )
+
+
+def _is_plain(result: torch.Tensor) -> bool:
+    """Whether a result has the same strides on every device. Those of images depend on what computes them."""
+    return result.dim() < 4 and result.is_contiguous()

@@ -42,6 +42,9 @@ def _record(record: Callable[..., Any], func: Any, args: Any, kwargs: dict[str, 
 _record_hidden: Final[Callable[..., Any]] = cast("Any", torch)._disable_dynamo(_record, recursive=True)
 
 
+_OF_DEVICE: Final = frozenset({"device", "get_device", "is_cpu", "is_cuda", "is_meta"})
+"""What tells of a tensor's device; by names of methods and of attributes."""
+
 _METADATA: Final = frozenset(
     {
         "__len__",
@@ -78,26 +81,29 @@ _PROPERTIES: Final = frozenset(
 
 
 class RefuseReadValues(TorchFunctionMode):
-    """Refuses a run in which Python reads values out of a tensor, or writes a tensor's attributes: no operator shows that."""
+    """Refuses a run in which Python reads values out of a tensor, or writes a tensor's attributes: no operator shows that.
 
-    def __init__(self, refuse: Callable[[], None]) -> None:
+    Args:
+        refuse: called then.
+        of_device: called where Python asks for a tensor's device; None: it may.
+    """
+
+    def __init__(self, refuse: Callable[[], None], of_device: Callable[[], None] | None = None) -> None:
         super().__init__()
-        self._refuse = refuse
+        self._refuse, self._of_device = refuse, of_device
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
         del types
         named: dict[str, Any] = kwargs or {}
+        name = getattr(func, "__name__", "")
+        known = _METADATA
+        if name == "__get__":
+            name, known = getattr(getattr(func, "__self__", None), "__name__", ""), _PROPERTIES
+        if self._of_device is not None and name in _OF_DEVICE:
+            self._of_device()
         made = func(*args, **named)
-        if not isinstance(made, torch.Tensor) and any(
-            isinstance(arg, torch.Tensor) for arg in (*args, *named.values())
-        ):
-            name = getattr(func, "__name__", "")
-            known = (
-                getattr(getattr(func, "__self__", None), "__name__", "") in _PROPERTIES
-                if name == "__get__"
-                else name in _METADATA
-            )
-            if not known:
-                self._refuse()
+        given = any(isinstance(arg, torch.Tensor) for arg in (*args, *named.values()))
+        if given and not isinstance(made, torch.Tensor) and name not in known:
+            self._refuse()
         return made

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 
 from convoy.deadline import Deadline
+from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement import ParallelCompile
 from convoy.measurement.failure import is_out_of_memory
+from convoy.measurement.processes.threaded_builds import BegunBuilds, builds_begun
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.net import Net
 from convoy.pipeline.schedule_search import ScheduleSearch
@@ -20,6 +23,7 @@ from convoy.program import CudaGraphProgram, PackedSteps, Program, build_program
 from convoy.program.bind import bind
 from convoy.program.bound_plan import BoundPlan
 from convoy.program.occupancy import device_shares
+from convoy.program.verification.verify_plan import verify_plan
 from convoy.schedule import (
     Collective,
     ContentionModel,
@@ -53,6 +57,7 @@ def build_fastest(
     offered: SelectionProblem | None = None,
     collectives: Sequence[Collective] = (),
     deadline: Deadline | None = None,
+    begun: BegunBuilds | None = None,
 ) -> tuple[Plan, Program]:
     """Build the plan on one stream and, on a GPU, with several schedules on more streams; keep the fastest.
 
@@ -73,12 +78,34 @@ def build_fastest(
         collectives: all-reduces of results: work that they wait for goes first. They are not run here; the part of them that a
             schedule does not overlap is added to its time.
         deadline: no further schedule is tried that would probably not be timed by then; None: all are tried.
+        begun: builds of the plan that threads have begun.
 
     Returns:
         The plan with its steps' streams, and its program.
     """
-    with ParallelCompile(net.target, settings) as ahead, phase("schedules"):
+    with ParallelCompile(net.target, settings, begun) as ahead, phase("schedules"):
         return _build_fastest(plan, net, settings, offered, collectives, ahead, _search_until(deadline))
+
+
+@contextmanager
+def builds_of(plan: Plan, net: Net, settings: Settings) -> Generator[BegunBuilds]:
+    """Builds of a plan that threads begin, for `build_fastest` in the block; the caller has other work until then.
+
+    Args:
+        plan: the plan, on one stream.
+        net: its net.
+        settings: `engines` is used.
+    """
+    engines = [load_engine(step.config.engine, settings.engines) for step in plan.steps]
+    if not any(engine.builds_in_threads for engine in engines):
+        yield {}
+        return
+    verified = verify_plan(
+        plan, net.captured.graph, net.regions_by_nodes, net.target, settings.engines, ask_engines=False
+    )
+    wanted = [(problem, step.config) for problem, step in zip(verified.problems, plan.steps, strict=True)]
+    with builds_begun(wanted, net.target, settings.engines) as begun:
+        yield begun
 
 
 def _search_until(deadline: Deadline | None) -> Deadline:

@@ -68,6 +68,11 @@ class TunedPlan:
     complete: bool = False
 
 
+def answers_first(settings: Settings, deadline: Deadline) -> bool:
+    """Whether a call builds a plan from predictions before it measures anything."""
+    return settings.effort is Effort.NONE or deadline.is_limited
+
+
 def tune_in_time(
     net: Net, settings: Settings, database: Database, watch: Observer, deadline: Deadline, build: BuildStage
 ) -> TunedPlan:
@@ -84,7 +89,7 @@ def tune_in_time(
     tuner = _Tuner(net, settings, database, watch, deadline, build)
     if settings.effort is not Effort.NONE and not deadline.is_limited:
         deadline.allow_stop()
-    if settings.effort is Effort.NONE or not deadline.is_limited:
+    if settings.effort is Effort.NONE or not answers_first(settings, deadline):
         return tuner.tuned(settings, deadline)
     begin = deadline.spent_s
     first = tuner.tuned(dataclasses.replace(settings, effort=Effort.NONE), deadline)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import nn
@@ -27,13 +28,13 @@ from convoy.pipeline.net import Net
 from convoy.pipeline.observer import Observer, Stopwatch
 from convoy.pipeline.optimize_result import OptimizeResult
 from convoy.pipeline.plan_target import device_of, target_for
-from convoy.pipeline.schedules import build_fastest
+from convoy.pipeline.schedules import build_fastest, builds_of
 from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.stored_plans.plan_store import plan_store
 from convoy.pipeline.stored_plans.start import start_stored
 from convoy.pipeline.stored_plans.start_inference import InferenceStart
 from convoy.pipeline.summarize import CheckOutcome, SummaryOnDemand, brief_summary, summarize
-from convoy.pipeline.tune_in_time import TunedPlan, tune_in_time
+from convoy.pipeline.tune_in_time import TunedPlan, answers_first, tune_in_time
 from convoy.pipeline.whole_rivals import fastest_of, rivals_of
 from convoy.plan import Plan
 from convoy.program import OptimizedModule, Program, build_program
@@ -84,19 +85,24 @@ def tune_whole(
             if isinstance(started, OptimizeResult):
                 return started
             ceilings = ceilings_of(target, settings, deadline)
-            check = NetCheck(net, isolated, settings.effort)
-            net = dataclasses.replace(net, original=None, ceilings=ceilings)  # the check has run the original
+            check = cache(partial(NetCheck, net, isolated, settings.effort))
+            if not answers_first(settings, deadline):
+                check()  # before measuring, which needs the memory; a first answer's kernels compile meanwhile
+            net = dataclasses.replace(net, original=None, ceilings=ceilings)  # the check alone runs the original
             job = _Job(model, (args, kwargs), isolated, net, settings, ceilings, check, tuner, started)
             tuned = tune_in_time(net, settings, database, watch, deadline, partial(job.build, database, clock, watch))
             result = job.conclude(tuned, deadline)
             if tuned.complete:
-                store.keep(result.plan, check.baseline_errors.rel_l2_error, brief_summary(result.found))
+                store.keep(result.plan, check().baseline_errors.rel_l2_error, brief_summary(result.found))
         return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A measured net, to be built and checked. `not_started` says why a stored plan was not used."""
+    """A measured net, to be built and checked.
+
+    `check` runs the references when it is first called. `not_started` says why a stored plan was not used.
+    """
 
     model: nn.Module
     given: tuple[tuple[Any, ...], dict[str, Any]]
@@ -104,7 +110,7 @@ class _Job:
     net: Net
     settings: Settings
     ceilings: Peaks | None
-    check: NetCheck
+    check: Callable[[], NetCheck]
     tuner: Tuner
     not_started: str = ""
 
@@ -120,17 +126,20 @@ class _Job:
         """Select, build, and check against float64 and the clock."""
         net = self.net
         choice = select(net, found, settings)
-        seen = [line for line in (self.not_started, self.check.wrong, self.check.note) if line]
-        notes = [*seen, *prediction_notes(found), *ceiling_notes(self.ceilings), *database.warnings]
-        planned = make_plan(net, choice, settings, notes, found)
+        planned = make_plan(net, choice, settings, found=found)
         tuned_s = clock.seconds
         watch("checking the whole net", 0, 0)
-        plan, program, outcome = build_and_check(
-            self.check,
-            lambda: build_fastest(planned, net, settings, choice.problem, deadline=deadline),
-            lambda plan: build_program(plan, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
-            lambda: end_to_end.TimingLimits.of(settings.effort, deadline),
-        )
+        with builds_of(planned, net, settings) as begun:
+            check = self.check()
+            seen = [line for line in (self.not_started, check.wrong, check.note) if line]
+            notes = [*seen, *prediction_notes(found), *ceiling_notes(self.ceilings), *database.warnings]
+            planned = dataclasses.replace(planned, notes=(*planned.notes, *notes))
+            plan, program, outcome = build_and_check(
+                check,
+                lambda: build_fastest(planned, net, settings, choice.problem, deadline=deadline, begun=begun),
+                lambda plan: build_program(plan, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
+                lambda: end_to_end.TimingLimits.of(settings.effort, deadline),
+            )
         least = least_error(str(settings.numerics), net.captured.graph)
         wrong = end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
         built = BuiltPlan(choice, plan, program, outcome, wrong, tuned_s)
@@ -139,14 +148,14 @@ class _Job:
             return built
         watch("timing the net as one program", 0, 0)
         limits = partial(end_to_end.TimingLimits.of, settings.effort, deadline)
-        return fastest_of(built, rivals, self.check, net, settings, limits)
+        return fastest_of(built, rivals, check, net, settings, limits)
 
     def conclude(self, tuned: TunedPlan, deadline: Deadline) -> OptimizeResult:
         """The result: the program, or the baseline if the program is not faster (`end_to_end.falls_back`)."""
         net, settings, built = self.net, self.settings, tuned.built
         plan, program, outcome = built.plan, built.program, built.outcome
         slow = end_to_end.why_slow("the whole net", outcome.optimized, outcome.baseline)
-        stock_wrong = bool(self.check.wrong or stock_defects(net))
+        stock_wrong = bool(self.check().wrong or stock_defects(net))
         falls_back, note = end_to_end.falls_back(
             slow, built.wrong, net.captured.as_pytorch, net.target.device, settings, stock_wrong
         )
@@ -177,7 +186,7 @@ class _Job:
             net, tuned.found, tuned.built.choice, plan, program, outcome, settings, tuned.built.tuned_s, timeline,
             ceilings=self.ceilings,
         )  # fmt: skip
-        told = (self.check.wrong,) if self.check.wrong else ()
+        told = (self.check().wrong,) if self.check().wrong else ()
         choice = tuned.built.choice
         found = SummaryOnDemand(summary, choice, plan, net, settings) if choice.left_out else summary
         return OptimizeResult(module, plan, found, told, measured=summary.tuning.measured)

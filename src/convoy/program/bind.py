@@ -184,7 +184,8 @@ class _Builds:
         first = {key: index for index, key in reversed(list(enumerate(keys))) if key not in self.packed}
         missing = sorted(first.items(), key=lambda item: (self._in_threads(steps[item[1]]), item[1]))
         wanted = [(self.problems[index], steps[index].config) for _, index in missing]
-        with built_in_threads(wanted, self.target, self.extra_engines) as built:
+        begun = None if ahead is None else ahead.begun
+        with built_in_threads(wanted, self.target, self.extra_engines, begun) as built:
             return self._build(steps, missing, built, ahead)
 
     def _in_threads(self, step: Step) -> bool:

@@ -205,3 +205,15 @@ def test_what_is_written_behind_dropout_is_left_to_pytorch(both):
     """In evaluation mode dropout returns its operand; PyTorch's decomposition makes a copy of it."""
     _, _, simple = both(Calls(behind_dropout), torch.zeros(2, 3, 8, 8))
     assert not simple
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_statistics_of_a_batch_norm_are_those_of_pytorchs_tracer(device, dtype):
+    norm = torch.ops.aten._native_batch_norm_legit_no_training.default
+    for parameters in (dtype, torch.float32):
+        with FakeTensorMode():
+            given = [torch.empty(3, dtype=parameters, device=device) for _ in range(4)]
+            made = norm(torch.empty(1, 3, dtype=dtype, device=device), *given, 0.1, 1e-5)[1:]
+        by_channel, kind = functionalize._statistics(torch.device(device), dtype)
+        assert [(each.numel(), each.dtype) for each in made] == [(3 if by_channel else 0, kind)] * 2

@@ -29,7 +29,7 @@ from convoy.capture.export import tracing
 from convoy.capture.functionalize import SimpleCalls, rewrite_calls
 from convoy.capture.recording.recorded_program import RecordedNesting, RecordedProgram, RecordedSignature
 from convoy.capture.recording.recorder_modes import RecordCalls, RefuseReadValues
-from convoy.capture.recording.without_data import give_up_data, without_data
+from convoy.capture.recording.without_data import give_up_data, result_without_data, without_data
 from convoy.engines.torch_flags import unsearched_convolutions
 from convoy.typed_torch import named_modules
 
@@ -76,7 +76,7 @@ def _recorded(
     given = copied_arguments(args, {})[0] if data else tuple(map(without_data, args))
     with tracing(twin), torch.no_grad():
         before = AttributeSnapshot(twin)
-        run = _Run(twin, args, given, names, data=data)
+        run = _Run(twin, tensors, (args, given), names, data=data)
         try:
             outputs = run.outputs()
         except Exception as error:
@@ -129,8 +129,8 @@ class _Run:
 
     Args:
         model: a copy in evaluation mode.
-        args: its arguments.
-        given: copies of them that the run gets.
+        state: the original's parameters and buffers by name.
+        args: its arguments, and copies of them that the run gets.
         names: the arguments' names.
         data: whether the copies have data; else they and the model's tensors are on the meta device.
 
@@ -140,9 +140,16 @@ class _Run:
     """
 
     def __init__(
-        self, model: nn.Module, args: tuple[Any, ...], given: tuple[Any, ...], names: Sequence[str], *, data: bool
+        self,
+        model: nn.Module,
+        state: dict[str, torch.Tensor],
+        args: tuple[tuple[Any, ...], tuple[Any, ...]],
+        names: Sequence[str],
+        *,
+        data: bool,
     ) -> None:
-        self._model, self._args, self._given, self._data = model, args, given, data
+        self._model, self._data = model, data
+        self._args, self._given = args
         self._graph = fx.Graph()
         self._nodes: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
         self._calls = SimpleCalls()
@@ -153,8 +160,9 @@ class _Run:
         for kind, held in ((InputKind.PARAMETER, dict(model.named_parameters())), (InputKind.BUFFER, buffers)):
             for name, tensor in held.items():
                 node = self._placeholder(f"{kind.name[0].lower()}_{name.replace('.', '_')}", tensor)
+                node.meta["val"] = state[name]
                 self._kept.append(InputSpec(kind, TensorArgument(node.name), name, persistent=True))
-        for name, arg, copied in zip(names, args, given, strict=True):
+        for name, arg, copied in zip(names, *args, strict=True):
             spec = TensorArgument(name) if isinstance(arg, torch.Tensor) else ConstantArgument(name, arg)
             node = self._placeholder(name, copied)
             node.name, node.meta["val"] = name, arg
@@ -216,10 +224,12 @@ class _Run:
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a call returns. Where only a run without data fails, the model must not catch the error and go on."""
-        try:
+        if self._data:
             return func(*args, **kwargs)
+        try:
+            return result_without_data(func, args, kwargs)
         except Exception:
-            self.needs_data = not self._data
+            self.needs_data = True
             raise
 
     def _used(self, value: Any) -> Any:

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from convoy.measurement.processes.builders import BuilderPool, builder_pools
+from convoy.measurement.processes.threaded_builds import BegunBuilds, BuildItem
 from convoy.measurement.runner import Request
-from convoy.problem import EngineConfig, Problem
 from convoy.settings import Settings
 from convoy.target import Target
 from convoy.tuning_profile import phase
@@ -21,9 +21,6 @@ WORTHWHILE_S: Final = 10.0
 """Builders start only if more than this time can be saved: starting them takes five to eight seconds (H100 machine, 16
 cores)."""
 
-BuildItem = tuple[Problem, EngineConfig]
-"""One build: a problem's config."""
-
 
 class ParallelCompile:
     """Builders that start when they are first worth it, and end with the `with` block.
@@ -31,9 +28,14 @@ class ParallelCompile:
     Args:
         target: the target to compile for; on a CPU nothing is done.
         settings: `isolate` allows further processes; `engines` and `timeout_s` are passed to the builders.
+        begun: builds that threads of this process have begun.
+
+    Attributes:
+        begun: as given; those that were taken are out.
     """
 
-    def __init__(self, target: Target, settings: Settings) -> None:
+    def __init__(self, target: Target, settings: Settings, begun: BegunBuilds | None = None) -> None:
+        self.begun: BegunBuilds = {} if begun is None else begun
         self._target, self._settings = target, settings
         self._allowed = target.device == "cuda" and settings.isolate
         self._pools: list[BuilderPool] = []

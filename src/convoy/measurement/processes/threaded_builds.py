@@ -6,7 +6,7 @@ caller builds other executables at the same time: NVRTC does not hold Python's l
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -21,10 +21,15 @@ Built = Executable | CompileError
 """An executable, or why it could not be built."""
 
 
+BuildItem = tuple[Problem, EngineConfig]
+"""One build: a problem's config."""
+
+BegunBuilds = dict[BuildItem, Future[Built]]
+"""Builds that threads have begun. Who wants one takes it out."""
+
+
 @contextmanager
-def built_in_threads(
-    wanted: Sequence[tuple[Problem, EngineConfig]], target: Target, extra_engines: tuple[str, ...]
-) -> Generator[Mapping[int, Future[Built]]]:
+def builds_begun(wanted: Iterable[BuildItem], target: Target, extra_engines: tuple[str, ...]) -> Generator[BegunBuilds]:
     """Build those that threads may build during the block, each problem and config once; nothing where there is only one.
 
     Kernels of layers begin first: those of subgraphs take a fraction of a second, and should not end last.
@@ -33,16 +38,12 @@ def built_in_threads(
         wanted: problems with their configs.
         target: the device.
         extra_engines: extra engines as `id=module:Class`.
-
-    Yields:
-        By index in `wanted`, what will be built. The caller builds the others. A problem and config that is wanted again needs
-        only what the thread leaves in the cache.
     """
-    found: dict[tuple[Problem, EngineConfig], tuple[int, Engine]] = {}
-    for index, (problem, config) in enumerate(wanted):
+    found: dict[BuildItem, Engine] = {}
+    for problem, config in wanted:
         engine = load_engine(config.engine, extra_engines)
         if engine.builds_in_threads:
-            found.setdefault((problem, config), (index, engine))
+            found.setdefault((problem, config), engine)
     if len(found) < 2:
         yield {}
         return
@@ -56,6 +57,33 @@ def built_in_threads(
     order = sorted(found.items(), key=lambda item: isinstance(item[0][0], SubgraphProblem))
     pool = ThreadPoolExecutor(min(len(found), usable_cores()))
     try:
-        yield {index: pool.submit(one, *key, engine) for key, (index, engine) in order}
+        yield {item: pool.submit(one, *item, engine) for item, engine in order}
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def built_in_threads(
+    wanted: Sequence[BuildItem],
+    target: Target,
+    extra_engines: tuple[str, ...],
+    begun: BegunBuilds | None = None,
+) -> Generator[Mapping[int, Future[Built]]]:
+    """`builds_begun` for a caller that builds the others meanwhile.
+
+    Args:
+        wanted: problems with their configs.
+        target: the device.
+        extra_engines: extra engines as `id=module:Class`.
+        begun: what was begun before; those that are wanted are taken out.
+
+    Yields:
+        By index in `wanted`, what will be built. A problem and config that is wanted again needs only what the thread leaves in
+        the cache.
+    """
+    first: dict[BuildItem, int] = {}
+    for index, item in enumerate(wanted):
+        first.setdefault(item, index)
+    before = {first[item]: begun.pop(item) for item in first if item in begun} if begun else {}
+    with builds_begun((item for item, index in first.items() if index not in before), target, extra_engines) as now:
+        yield {**before, **{first[item]: future for item, future in now.items()}}

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convoy.capture import Captured, capture_with_original, captured_function, to_double
 from convoy.capture.copies import separate_copy
+from convoy.engines.torch_flags import unsearched_convolutions
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError
 from convoy.graph.randomness import draws_random
@@ -140,10 +141,10 @@ def _exact(
             given, named = _first_images(args, kwargs, images)
             captured = capture_with_original(separate_copy(model), given, named, run=True)[1]
         function = captured_function(to_double(captured))
-        return lambda: end_to_end.float_outputs(function(*given, **named))
+        return _searched_if_needed(lambda: end_to_end.float_outputs(function(*given, **named)), stock[0].device)
 
     def by_module() -> _Run:
-        return lambda: end_to_end.exact_outputs(model, args, kwargs, flops)
+        return _searched_if_needed(lambda: end_to_end.exact_outputs(model, args, kwargs, flops), stock[0].device)
 
     for way in (by_graph, by_module):
         run = _tried(way)
@@ -151,6 +152,20 @@ def _exact(
         if run is not None and found is not None and _fits(found, stock):
             return found, run
     return None
+
+
+def _searched_if_needed(run: _Run, device: torch.device) -> _Run:
+    """The same in float64 without cuDNN's search by the clock, which takes seconds on a net that then runs once."""
+
+    def unsearched() -> list[torch.Tensor]:
+        with unsearched_convolutions(device):
+            return run()
+
+    def either() -> list[torch.Tensor]:
+        found = _tried(unsearched)
+        return run() if found is None else found
+
+    return either if device.type == "cuda" else run
 
 
 def _affordable_images(args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> int | None:

@@ -21,6 +21,8 @@ from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement import detect_target
 from convoy.measurement.processes.threaded_builds import Built, built_in_threads
+from convoy.pipeline import tune_in_time, whole_model
+from convoy.pipeline.check import end_to_end, net_check
 from convoy.plan import load, save
 from convoy.problem import EngineConfig, Problem, parse_problem
 from convoy.target import Target
@@ -92,6 +94,50 @@ def test_what_no_thread_may_build_is_built_meanwhile(
     assert [step.config.engine for step in fast.plan.steps] == ["gemm", "gemm", "aten"]
     with torch.no_grad():
         assert torch.allclose(fast(X), deeper(X), atol=1e-5)
+
+
+def test_kernels_of_a_first_answer_are_built_while_the_references_run(
+    net: nn.Sequential, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The float64 run waits for the builds' beginning, and each kernel is built once."""
+    build, plan_of, oracle, begun = Gemm.build, whole_model.make_plan, net_check.run_oracle, threading.Event()
+    built: list[Problem] = []
+
+    def beginning(engine: Gemm, problem: Problem, *rest: Any) -> object:
+        built.append(problem)
+        begun.set()
+        return build(engine, problem, *rest)
+
+    def waiting(*args: Any, **named: Any) -> object:
+        assert begun.wait(WAIT_S)
+        return oracle(*args, **named)
+
+    monkeypatch.setattr(Gemm, "builds_in_threads", True)
+    monkeypatch.setattr(Gemm, "build", beginning)
+    monkeypatch.setattr(whole_model, "make_plan", lambda *args, **named: by_gemm(plan_of(*args, **named)))
+    monkeypatch.setattr(net_check, "run_oracle", waiting)
+    monkeypatch.setattr(end_to_end, "is_faster", lambda *_: True)
+    fast = convoy.optimize(net, (X,), settings=convoy.Settings(effort="none", db=tmp_path / "perf.db"))
+    assert [step.config.engine for step in fast.plan.steps].count("gemm") == len(built) == 2
+    with torch.no_grad():
+        assert torch.allclose(fast(X), net(X), atol=1e-5)
+
+
+def test_a_search_that_measures_runs_the_references_first(
+    net: nn.Sequential, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measuring needs their memory, and a graph that is wrong should be found before hours of it."""
+    run, oracle = [], net_check.run_oracle
+
+    def measuring(*_: object, **__: object) -> None:
+        raise StopAsyncIteration
+
+    monkeypatch.setattr(tune_in_time, "measure", measuring)
+    monkeypatch.setattr(net_check, "run_oracle", lambda *a, **k: (run.append(a), oracle(*a, **k))[1])
+    for effort, references in (("none", 0), ("quick", 1)):
+        with pytest.raises(StopAsyncIteration):
+            convoy.optimize(net, (X,), settings=convoy.Settings(effort=effort, db=tmp_path / "perf.db"))
+        assert len(run) == references
 
 
 def test_a_kernel_that_a_thread_cannot_build(net: nn.Sequential, plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:

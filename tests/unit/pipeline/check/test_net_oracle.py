@@ -11,6 +11,7 @@ from torch import nn
 
 import convoy
 from convoy.capture import capture_with_original
+from convoy.engines.torch_flags import convolutions
 from convoy.errors import CaptureError
 from convoy.pipeline.check import end_to_end, net_oracle
 from convoy.pipeline.check.net_oracle import OracleResult, run_oracle
@@ -159,3 +160,20 @@ def test_the_warning_and_the_note(monkeypatch: pytest.MonkeyPatch, tmp_path) -> 
         fast = convoy.optimize(Net(lambda y: y), X, settings=convoy.Settings(effort="none", db=tmp_path / "perf.db"))
     assert [w.filename for w in caught if "convoy" in str(w.message)] == [__file__]
     assert any("PyTorch's own outputs are wrong here" in note for note in fast.plan.notes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_cudnn_searches_for_a_float64_run_only_where_it_finds_nothing_else(*, fails: bool) -> None:
+    seen: list[bool] = []
+
+    def run() -> list[torch.Tensor]:
+        seen.append(torch.backends.cudnn.benchmark)
+        if fails and not torch.backends.cudnn.benchmark:
+            raise RuntimeError("no deterministic plan")
+        return [torch.ones(1)]
+
+    cuda = torch.device("cuda")
+    with convolutions("as_torch", cuda):
+        found = net_oracle._searched_if_needed(run, cuda)()
+    assert [*map(int, found)] == [1]
+    assert seen == ([False, True] if fails else [False])

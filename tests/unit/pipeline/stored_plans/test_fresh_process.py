@@ -18,7 +18,24 @@ from convoy.pipeline.stored_plans.plan_store import FROM_DATABASE
 
 end_to_end.is_faster = lambda *_: True
 torch.manual_seed(0)
-net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(inplace=True))
+        self.second, self.last = torch.nn.Conv2d(8, 8, 1), torch.nn.Linear(8, 3)
+        self.activations = torch.nn.Sequential(
+            torch.nn.ReLU6(inplace=True), torch.nn.Hardswish(), torch.nn.SiLU(), torch.nn.Hardsigmoid()
+        )
+    def forward(self, x):
+        y = self.first(x)
+        y = self.activations(self.second(torch.cat([y, y + y], 1)))
+        y = y * torch.sigmoid(y.mean((2, 3), keepdim=True))
+        y = torch.nn.functional.max_pool2d(torch.nn.functional.avg_pool2d(y, 2), 2)
+        y = torch.flatten(torch.nn.functional.adaptive_avg_pool2d(y, 1), 1)
+        return self.last(torch.nn.functional.dropout(y, training=False))
+
+net = Net().eval()
 x = torch.randn(1, 3, 10, 10)
 fast = convoy.optimize(net, (x,), settings=convoy.Settings(effort="none"))
 print(json.dumps({

@@ -13,7 +13,8 @@ from typing import Any, Final, cast
 import torch
 
 from convoy.program import calls
-from convoy.program.state.object_fields import DICT_VERSION, OBJECT_TYPE, ObjectFields, can_read
+from convoy.program.state.object_fields import DICT_VERSION, OBJECT_TYPE, MemoryWords, can_read
+from convoy.program.state.tensor_fields import tensor_fields
 
 _VERSION: Final = attrgetter("_version")
 
@@ -41,7 +42,7 @@ class DictVersions:
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
         self._dicts = dicts
-        self._fields = ObjectFields(dicts, DICT_VERSION) if can_read(DICT_VERSION) else None
+        self._fields = MemoryWords.of(dicts, DICT_VERSION) if can_read(DICT_VERSION) else None
         self._count = _COUNT
         self.renew()
 
@@ -70,7 +71,7 @@ class ObjectTypes:
     def __init__(self, objects: Sequence[object]) -> None:
         self._objects = objects
         self._types = list(map(type, objects))
-        self._fields = ObjectFields(objects, OBJECT_TYPE) if can_read(OBJECT_TYPE) else None
+        self._fields = MemoryWords.of(objects, OBJECT_TYPE) if can_read(OBJECT_TYPE) else None
 
     def __iter__(self) -> Iterator[type[Any]]:
         return iter(self._types)
@@ -92,6 +93,7 @@ class Addresses:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors = tensors
         self._pointers = list(map(torch.Tensor.data_ptr, tensors))
+        self._fields = tensor_fields(tensors)
         self._every = list(range(len(tensors)))
 
     def __iter__(self) -> Any:
@@ -99,6 +101,8 @@ class Addresses:
 
     def unmoved(self) -> bool:
         """Whether every tensor still has its address."""
+        if self._fields is not None:
+            return self._fields.unmoved()
         if _SAME_POINTERS is not None:
             return bool(_SAME_POINTERS(self._tensors, self._pointers, self._every))
         return list(map(torch.Tensor.data_ptr, self._tensors)) == self._pointers

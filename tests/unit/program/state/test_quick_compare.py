@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.program.state import object_fields, quick_compare
+from convoy.program.state import object_fields, quick_compare, tensor_fields
 from convoy.program.state.module_state import ModuleState
 from convoy.program.state.quick_compare import Addresses, DictVersions, ObjectTypes, VersionCounters
 from tests.unit.program.test_stale import CHANGES, net
@@ -26,6 +26,7 @@ def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             pytest.skip("this Python has other dicts")
         return True
     monkeypatch.setattr(object_fields, "_READABLE", frozenset())
+    monkeypatch.setattr(tensor_fields, "_OFFSETS", None)
     if request.param == "functions":
         if quick_compare._COUNT is None:
             pytest.skip("this PyTorch counts no writes to dicts")

@@ -185,14 +185,14 @@ def roomiest(compiled: Callable[[int], tuple[bytes, str]], most: int, fewest: in
     return compiled(min(most, fewest))
 
 
-def one_filter_a_channel(problem: ConvProblem, multiple: int) -> Support:
-    """Accept as many groups as channels and filters, divisible by `multiple`, with at most 25 taps and no dilation."""
+def one_filter_a_channel(problem: ConvProblem, multiple: int, most_taps: int = LARGEST_FILTER) -> Support:
+    """Accept as many groups as channels and filters, divisible by `multiple`, with few enough taps and no dilation."""
     if not problem.is_depthwise or problem.k != problem.c:
         return Support.no(f"needs groups = c = k, got {problem.groups}, {problem.c} and {problem.k}")
     if problem.c % multiple:
         return Support.no(f"needs channels as a multiple of {multiple}, got {problem.c}")
-    if problem.r * problem.s > LARGEST_FILTER:
-        return Support.no(f"needs at most {LARGEST_FILTER} taps, got {problem.r} x {problem.s}")
+    if problem.r * problem.s > most_taps:
+        return Support.no(f"needs at most {most_taps} taps, got {problem.r} x {problem.s}")
     if problem.dilation_h * problem.dilation_w != 1:
         return Support.no("needs dilation 1")
     return Support.yes()

@@ -27,6 +27,10 @@ from convoy.target import Target
 CHANNELS: Final = 64
 """Channels of a block: two for each lane."""
 
+MOST_TAPS: Final = 49
+HELD_TAPS: Final = 25
+"""Taps of the largest filter, and of the largest one that registers hold; the weights of others lie in shared memory."""
+
 MOST_FORMS: Final = 24
 _PIXEL_BYTES: Final = 128
 _SHARED_BYTES: Final = 232448
@@ -107,8 +111,19 @@ class Tile:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: the tile, its barrier and the alignment of its start."""
-        return math.prod(self.box[1:]) * _PIXEL_BYTES + 16 + 128
+        """Shared memory of a block: the tile, large filters, the barrier and the alignment of the start."""
+        filters = 0 if self.holds_weights else self.taps * CHANNELS * 4
+        return math.prod(self.box[1:]) * _PIXEL_BYTES + filters + 16 + 128
+
+    @property
+    def taps(self) -> int:
+        """Weights of a channel."""
+        return self.problem.r * self.problem.s
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether registers hold the weights."""
+        return self.taps <= HELD_TAPS
 
     @property
     def warps(self) -> int:
@@ -121,7 +136,7 @@ class Tile:
         """Estimated registers of a thread: sums, a loaded row and its conversion to fp32, weights, addresses."""
         p, seen = self.problem, (self.form.strip - 1) * self.problem.stride_w + self.problem.s
         in_flight = min(-(-p.r // p.stride_h), self.form.rows)
-        return 2 * in_flight * self.form.strip + 3 * seen + 2 * p.r * p.s + 30
+        return 2 * in_flight * self.form.strip + 3 * seen + (2 * self.taps if self.holds_weights else 8) + 30
 
     @property
     def block_registers(self) -> int:
@@ -171,7 +186,9 @@ class Tile:
         p, form = self.problem, self.form
         seen = (form.strip - 1) * p.stride_w + p.s
         loads = ((form.rows - 1) * p.stride_h + p.r) * seen
-        instructions = 2 * form.rows * form.strip * p.r * p.s + _LOAD * loads
+        instructions = 2 * form.rows * form.strip * self.taps + _LOAD * loads
+        if not self.holds_weights:  # each input row loads the weights of all filter rows that it meets
+            instructions += min(form.rows, -(-p.r // p.stride_h)) * (loads / seen) * p.s
         blocks, rounds = -(-self.grid // units), -(-self.grid // (units * self.blocks))
         busy = blocks * self.warps * instructions / (_PARTS * _INSTRUCTIONS_NS)
         hidden = math.hypot(busy, blocks * self.shared_bytes / _BYTES_NS, p.bytes_min / _MEMORY_BYTES_NS)
@@ -237,13 +254,13 @@ class DepthwiseTileEngine(TiledKernelEngine[DepthwiseSharedTile]):
     tile_config = DepthwiseSharedTile
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """As many groups as channels, a multiple of 8, in fp16 or bf16 on Hopper; at most 25 taps, no dilation."""
+        """As many groups as channels, a multiple of 8, in fp16 or bf16 on Hopper; at most 49 taps, no dilation."""
         if not (found := conv_support(problem, target, 90)) or not (found := hopper_alone(target)):
             return found
         assert isinstance(problem, ConvProblem)
         if problem.x_dtype not in ("fp16", "bf16"):
             return Support.no(f"needs fp16 or bf16, got {problem.x_dtype}")
-        if not (found := one_filter_a_channel(problem, 8)):
+        if not (found := one_filter_a_channel(problem, 8, MOST_TAPS)):
             return found
         if not any(True for _ in _candidates(problem)):
             return Support.no(

@@ -176,7 +176,14 @@ class TritonImplicitGemmEngine(Engine):
         ks = tuple(b for b in ((16, 32, 64) if strict else (16, 32, 64, 128)) if b == 16 or b < 2 * view.k)
         pixels = (16, 32, 64) if strict else (16, 32, 64, 128)
         tiles = candidate_tiles(
-            view, block_cs=sizes, pixels=pixels, ks=ks, units=target.units, limit=60, shared=shared_limit(target)
+            view,
+            block_cs=sizes,
+            pixels=pixels,
+            ks=ks,
+            units=target.units,
+            limit=60,
+            shared=shared_limit(target),
+            groups=problem.groups,
         )
         if strict:
             tiles = [t for t in tiles if t.block_k * t.pixels <= 64 * 64 and t.stages <= 3]
@@ -193,7 +200,8 @@ class TritonImplicitGemmEngine(Engine):
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """The tiles' cost model; gathering (by 1078 rows of an H200) and, for exact fp32, plain multiply-adds cost more."""
         assert isinstance(problem, ConvProblem)
-        guess = estimate_us(group_view(problem, is_flat(problem, knobs)), tile_of(knobs), target.units)
+        view = group_view(problem, is_flat(problem, knobs))
+        guess = estimate_us(view, tile_of(knobs), target.units, groups=problem.groups)
         return guess * 12.0 if is_strict(problem) else max(0.7 * guess, 1.1 * guess - 0.7)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:

@@ -40,13 +40,13 @@ _Sizes = tuple[int, int, int, int, int, int, int, int]
 @lru_cache(maxsize=1024)
 def candidate_tiles(view: ConvView, *, block_cs: tuple[int, ...], pixels: tuple[int, ...], ks: tuple[int, ...], units: int,
                     planes: int = 1, limit: int = 32, splits: tuple[int, ...] = _SPLITS,
-                    shared: int = SHARED_BYTES) -> tuple[TritonTile, ...]:  # fmt: skip
+                    shared: int = SHARED_BYTES, groups: int = 1) -> tuple[TritonTile, ...]:  # fmt: skip
     """The tiles with the best estimates, best first; at most `limit`, with different shapes, in `shared` bytes of shared memory.
 
     Of tiles that differ only in stages or split the best four are kept, so that the list holds different shapes. Results are
     cached for problems that differ only in their epilogue.
     """
-    guesses = _guesses(view, block_cs, pixels, ks, TileCosts(view, units, planes), planes, splits, shared)
+    guesses = _guesses(view, block_cs, pixels, ks, TileCosts(view, units, planes, groups), planes, splits, shared)
     guesses.sort(key=lambda pair: pair[0])
     kept: dict[tuple[int, ...], int] = {}
     chosen: list[TritonTile] = []

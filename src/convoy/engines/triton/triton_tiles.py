@@ -153,15 +153,16 @@ class TileCosts:
         view: the convolution.
         units: multiprocessors.
         planes: 3 for a product of split operands, else 1.
+        groups: how many such convolutions one launch computes, each by tiles of its own.
     """
 
-    def __init__(self, view: ConvView, units: int, planes: int) -> None:
+    def __init__(self, view: ConvView, units: int, planes: int, groups: int = 1) -> None:
         weight_bytes = view.k * view.c * view.r * view.s * view.bytes_each
         x_bytes = view.n * view.h * view.w * view.c * view.bytes_each
         y_bytes = view.pixels * view.k * view.bytes_each
-        self._memory_us = (weight_bytes + x_bytes + y_bytes) / _MEMORY_BYTES_NS / 1000
-        self._partial_values, self._bytes_each = view.pixels * view.k, view.bytes_each
-        self._units, self._planes = units, planes
+        self._memory_us = groups * (weight_bytes + x_bytes + y_bytes) / _MEMORY_BYTES_NS / 1000
+        self._partial_values, self._bytes_each = groups * view.pixels * view.k, view.bytes_each
+        self._units, self._planes, self._groups = units, planes, groups
         self._double = 1 if planes == 1 else 2
         self._steps: dict[tuple[int, int, int], tuple[int, float]] = {}
 
@@ -181,7 +182,7 @@ class TileCosts:
         self, block_k: int, pixels: int, block_c: int, stages: int, warps: int, *, tiles: int, splits: int, each: int,
         pdl: bool = False, prefetch: bool = False,
     ) -> float:  # fmt: skip
-        """Estimated microseconds of a tile: `tiles` of them, each in `splits` shares of `each` iterations."""
+        """Estimated microseconds of a tile: `tiles` of them a group, each in `splits` shares of `each` iterations."""
         stage_bytes, busy_ns = self.step(block_k, pixels, block_c)
         threads = 32 * warps
         registers = min(255, 40 + 1.5 * block_k * pixels / threads * self._double)
@@ -190,7 +191,7 @@ class TileCosts:
         )
         if resident < 1:
             return math.inf
-        a_sm = -(-tiles * splits // self._units)
+        a_sm = -(-self._groups * tiles * splits // self._units)
         step_ns = busy_ns + _LATENCY_NS / (stages * max(1, min(a_sm, resident))) + _STEP_NS
         time = _LAUNCH_US + a_sm * each * step_ns / 1000 + _FILL_US * math.sqrt(-(-a_sm // resident)) + self._memory_us
         time += _STORE_US * max(0, a_sm - 1) * block_k * pixels - _AHEAD_US * pdl
@@ -199,10 +200,10 @@ class TileCosts:
         return time + (_REDUCE_US + 8.0 * splits * self._partial_values / _PARTIAL_BYTES_NS / 1000)
 
 
-def estimate_us(view: ConvView, tile: TritonTile, units: int, planes: int = 1) -> float:
-    """Estimated microseconds of the kernel; `planes` is 3 for a product of split operands."""
+def estimate_us(view: ConvView, tile: TritonTile, units: int, planes: int = 1, groups: int = 1) -> float:
+    """Estimated microseconds of the kernel; `planes` is 3 for a product of split operands, `groups` as `TileCosts` has it."""
     splits, each = tile.splits(view)
-    return TileCosts(view, units, planes).us(
+    return TileCosts(view, units, planes, groups).us(
         tile.block_k, tile.pixels, tile.block_c, tile.stages, tile.warps, tiles=math.prod(tile.tiles(view)),
         splits=splits, each=each, pdl=tile.pdl, prefetch=tile.prefetch,
     )  # fmt: skip

@@ -23,6 +23,7 @@ FULL = Epilogue(bias=True, residual=True, activation="relu6")
 SILU = Epilogue(bias=True, activation="silu")
 EFFICIENT = conv(32, 672, 14, 14, 672, 5, 5, 2, 2, groups=672, epilogue=SILU)
 MOBILE = conv(1, 144, 56, 56, 144, 3, 3, 1, 1, groups=144, epilogue=SILU)
+CONVNEXT = conv(1, 96, 56, 56, 96, 7, 7, 3, 3, groups=96, epilogue=Epilogue(bias=True))
 SMALL = conv(32, 1152, 7, 7, 1152, 5, 5, 2, 2, groups=1152, epilogue=SILU)
 RUN = """
 extern "C" int run(const TensorMap* x, const Floats* w, u32* y, const u32* residual, const u32* bias, int grid) {
@@ -51,7 +52,7 @@ def library(tmp_path_factory):
         ({"layout": "nchw"}, "needs layout nhwc"),
         ({"groups": 336}, "needs groups = c = k"),
         ({"c": 668, "k": 668, "groups": 668}, "a multiple of 8, got 668"),
-        ({"r": 7, "s": 7, "pad_h": 3, "pad_w": 3}, "at most 25 taps, got 7 x 7"),
+        ({"r": 9, "s": 7, "pad_h": 4, "pad_w": 3}, "at most 49 taps, got 9 x 7"),
         ({"dilation_w": 2}, "dilation 1"),
         ({"w": 400}, "a row of 400 results and the pixels that it reads do not fit"),
         (dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), "fp32"), "needs fp16 or bf16, got fp32"),
@@ -67,7 +68,7 @@ def test_other_devices_are_refused():
     assert "capability 9.0 alone" in ENGINE.accepts(EFFICIENT, replace(GPU, arch="sm_100")).reason
 
 
-@pytest.mark.parametrize("problem", [EFFICIENT, MOBILE, SMALL, replace(EFFICIENT, stride_h=2, stride_w=2)])
+@pytest.mark.parametrize("problem", [EFFICIENT, MOBILE, SMALL, CONVNEXT, replace(EFFICIENT, stride_h=2, stride_w=2)])
 def test_spaces_are_finite_distinct_and_ordered_by_their_guess(problem):
     assert ENGINE.accepts(problem, GPU)
     space = list(ENGINE.space(problem, GPU))
@@ -97,6 +98,11 @@ CASES = {
     "3x3": (Form(3, 1, 4, 2), conv(2, 136, 7, 9, 136, 3, 3, 1, 1, groups=136, epilogue=FULL)),
     "3x3 stride 2": (Form(2, 1, 4, 2), conv(2, 40, 11, 12, 40, 3, 3, 1, 1, 2, 2, groups=40, epilogue=FULL)),
     "5x5 stride 2, bands": (Form(3, 1, 2, 2), conv(1, 64, 13, 12, 64, 5, 5, 2, 2, 2, 2, groups=64)),
+    "7x7": (Form(4, 1, 4, 4), conv(2, 72, 9, 7, 72, 7, 7, 3, 3, groups=72, epilogue=FULL)),
+    "7x7, two bands": (Form(5, 1, 4, 3), conv(1, 136, 8, 14, 136, 7, 7, 3, 3, groups=136, dtype="bf16", epilogue=FULL)),
+    "7x7, one row, images together": (Form(6, 2, 2, 1), conv(3, 16, 6, 7, 16, 7, 7, 3, 3, groups=16, epilogue=FULL)),
+    "7x7 stride 2": (Form(3, 1, 4, 2), conv(1, 64, 13, 12, 64, 7, 7, 3, 3, 2, 2, groups=64)),
+    "3x9": (Form(2, 1, 4, 2), conv(1, 8, 8, 12, 8, 3, 9, 1, 4, groups=8)),
     "unlike sides": (Form(2, 1, 2, 2), conv(2, 8, 8, 9, 8, 2, 3, 0, 2, 3, 1, groups=8)),
     "stride over filter": (Form(2, 1, 2, 1), conv(1, 8, 11, 12, 8, 1, 2, 0, 0, 3, 4, groups=8)),
     "filter over image": (Form(2, 1, 7, 2), conv(1, 8, 2, 2, 8, 5, 5, 2, 2, groups=8)),
@@ -146,7 +152,15 @@ def test_a_planted_fault_is_seen(library):
     assert not torch.equal(y, expected)
 
 
-@pytest.mark.parametrize("problem", [EFFICIENT, MOBILE, SMALL])
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
+def test_a_planted_fault_in_the_weights_is_seen(library):
+    """All taps lie in one place."""
+    form, problem = CASES["7x7"]
+    y, expected, _ = run(library, problem, form, without=" + tap * TAP_BYTES")
+    assert not torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("problem", [EFFICIENT, MOBILE, SMALL, CONVNEXT])
 def test_first_forms_compile_without_spills(problem):
     bindings = pytest.importorskip("cuda.bindings.nvrtc")
     try:

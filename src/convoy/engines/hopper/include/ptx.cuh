@@ -105,6 +105,9 @@ DEVICE u32 ld_shared_u32(u32 at) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(at) : "memory");
   return r;
 }
+DEVICE void ld_shared_v2(float (&v)[2], u32 from) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(from) : "memory");
+}
 DEVICE uint4 ld_shared_v4(u32 from) {
   uint4 v;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

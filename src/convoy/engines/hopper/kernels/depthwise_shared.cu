@@ -3,7 +3,8 @@
 // image. A lane has two channels; a warp has STRIP output columns and goes down BAND_ROWS output rows, with sums in
 // registers (depthwise_sums.cuh).
 //
-//    shared memory: TILE_IMAGES x LINES x COLUMNS pixels, 128 bytes (64 channels) each
+//    shared memory: TILE_IMAGES x LINES x COLUMNS pixels, 128 bytes (64 channels) each; behind them the weights of a
+//    filter that registers do not hold, as fp32
 //
 //      +-------- COLUMNS --------+
 //      | strip 0 | strip 1 | ... |  band 0: warp 0, warp 1, ...
@@ -24,6 +25,11 @@ enum : int {
   LINES = (TILE_ROWS - 1) * STRIDE_H + FILTER_R,  // input rows of a tile
   COLUMNS = (Y_COLUMNS - 1) * STRIDE_W + FILTER_S,  // input columns of a tile
   TILE_BYTES = TILE_IMAGES * LINES * COLUMNS * 128,
+  TAPS = FILTER_R * FILTER_S,
+  WEIGHTS_IN_SHARED = TAPS > 25,  // else each lane holds its own in registers
+  TAP_BYTES = 64 * 4,
+  WEIGHT_BYTES = WEIGHTS_IN_SHARED ? TAPS * TAP_BYTES : 0,
+  HELD = WEIGHTS_IN_SHARED ? 1 : TAPS,
   STRIPS = (Y_COLUMNS + STRIP - 1) / STRIP,
   BANDS = (TILE_ROWS + BAND_ROWS - 1) / BAND_ROWS,
   WARPS = TILE_IMAGES * STRIPS * BANDS,
@@ -38,6 +44,17 @@ DEVICE void load_row(u32 (&row)[SEEN], u32 at, int column) {
   for (int j = 0; j < SEEN; j++) row[j] = column + j < COLUMNS ? ld_shared_u32(at + j * 128) : 0;
 }
 
+// The lane's two weights of a tap; `filter` is where its own begin in shared memory.
+DEVICE Floats weight_of(const Floats (&held)[HELD], u32 filter, int tap) {
+  if constexpr (WEIGHTS_IN_SHARED) {
+    Floats found;
+    ld_shared_v2(found.v, filter + tap * TAP_BYTES);
+    return found;
+  } else {
+    return held[tap];
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS_PER_SM)
 depthwise_shared(const __grid_constant__ TensorMap x, const Floats* __restrict__ w, u32* __restrict__ y,
                  const u32* __restrict__ residual, const u32* __restrict__ bias) {
@@ -45,18 +62,25 @@ depthwise_shared(const __grid_constant__ TensorMap x, const Floats* __restrict__
   const int parts = (Y_CHANNELS + 63) / 64, tiles = (Y_ROWS + TILE_ROWS - 1) / TILE_ROWS;
   int part = blockIdx.x % parts, tile = blockIdx.x / parts % tiles;
   int image = blockIdx.x / parts / tiles * TILE_IMAGES;
-  u32 shared = opaque((shared_address(shared_memory) + 127u) & ~127u), bar = shared + TILE_BYTES;
+  u32 shared = opaque((shared_address(shared_memory) + 127u) & ~127u), bar = shared + TILE_BYTES + WEIGHT_BYTES;
   int warp = (int)warp_uniform(threadIdx.x / 32), pair = part * 32 + threadIdx.x % 32;  // of channels
   bool there = pair < Y_CHANNELS / 2;
   if (threadIdx.x == 0) {
     mbarrier_init(bar, 1);
     fence_mbarrier_init();
   }
+  Floats held[HELD], first = {};
+  u32 filter = shared + TILE_BYTES + threadIdx.x % 32 * 8;
+  if constexpr (WEIGHTS_IN_SHARED) {
+    const u32* bits = reinterpret_cast<const u32*>(w) + 2 * pair;
+    for (int tap = warp; tap < TAPS; tap += WARPS)
+      st_shared_v2(filter + tap * TAP_BYTES, there ? bits[tap * Y_CHANNELS] : 0, there ? bits[tap * Y_CHANNELS + 1] : 0);
+  }
   __syncthreads();
-  Floats weights[FILTER_R * FILTER_S], first = {};
+  if constexpr (!WEIGHTS_IN_SHARED) {
 #pragma unroll
-  for (int tap = 0; tap < FILTER_R * FILTER_S; tap++)
-    weights[tap] = there ? w[tap * (Y_CHANNELS / 2) + pair] : Floats{};
+    for (int tap = 0; tap < TAPS; tap++) held[tap] = there ? w[tap * (Y_CHANNELS / 2) + pair] : Floats{};
+  }
   if constexpr (HAS_BIAS) {
     if (there) first = {value_of(bias[pair], 0), value_of(bias[pair], 1)};
   }
@@ -93,7 +117,8 @@ depthwise_shared(const __grid_constant__ TensorMap x, const Floats* __restrict__
         if (!meets(u, r)) continue;
         if (i < r || i - r >= BAND_ROWS * STRIDE_H) continue;  // an output row of another band
 #pragma unroll
-        for (int s = 0; s < FILTER_S; s++) add_tap(sums[slot_of(u, r)], in, weights[r * FILTER_S + s], r, s, first.v);
+        for (int s = 0; s < FILTER_S; s++)
+          add_tap(sums[slot_of(u, r)], in, weight_of(held, filter, r * FILTER_S + s), r, s, first.v);
       }
       if (!ends(u, i)) continue;
       int down = band + (i - (FILTER_R - 1)) / STRIDE_H, row = tile * TILE_ROWS + down,

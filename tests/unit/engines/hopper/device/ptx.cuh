@@ -52,6 +52,10 @@ DEVICE u32 shfl_xor(u32 value, int mask) {
   w.meeting.meet();
   return got;
 }
+DEVICE void ld_shared_v2(float (&v)[2], u32 at) {
+  if (at % 8) faults++;
+  std::memcpy(v, here->memory.data() + at, 8);
+}
 DEVICE u32 ld_shared_u32(u32 at) { u32 v; std::memcpy(&v, here->memory.data() + at, 4); return v; }
 DEVICE u32 warp_uniform(u32 value) { return value; }
 DEVICE void mbarrier_try_then_wait(u32 bar, u32 parity) { mbarrier_wait(bar, parity); }

@@ -8,6 +8,7 @@ import threading
 import types
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
@@ -45,7 +46,9 @@ def copy_module(model: nn.Module, device: torch.device | None = None) -> nn.Modu
     return copy.deepcopy(model, made)
 
 
-def separate_copy(model: nn.Module, *, share_parameters: bool = True) -> nn.Module:
+def separate_copy(
+    model: nn.Module, *, share_parameters: bool = True, tensors: Mapping[int, torch.Tensor] | None = None
+) -> nn.Module:
     """A copy that can be run without a trace on the original.
 
     Buffers, training flags, Python attributes, and the list of hooks are the copy's own. So are its parameters, as objects: each
@@ -54,6 +57,7 @@ def separate_copy(model: nn.Module, *, share_parameters: bool = True) -> nn.Modu
     Args:
         model: not changed.
         share_parameters: whether parameters share memory with the original's. Leave it out where the copy may write to them.
+        tensors: `id` of a parameter or buffer → what the copy has there.
 
     Raises:
         CaptureError: an attribute cannot be copied, or the copy would still hold something of the original's; with its name.
@@ -61,8 +65,10 @@ def separate_copy(model: nn.Module, *, share_parameters: bool = True) -> nn.Modu
     made: dict[int, Any] = {id(t): t.detach().clone() for t in _computed(model)}
     made |= _stand_ins(model)
     if share_parameters:
-        made |= {id(p): _alias(p) for p in model.parameters() if type(p) is nn.Parameter}
-    twin = _deepcopy(model, made)
+        made |= {
+            id(p): _alias(p) for p in model.parameters() if type(p) is nn.Parameter and id(p) not in (tensors or {})
+        }
+    twin = _deepcopy(model, {**made, **(tensors or {})})
     _check_separate(model, twin)
     return twin
 
@@ -106,7 +112,7 @@ def _deepcopy(model: nn.Module, made: dict[int, Any]) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # copies of exported programs warn of names inside torch
-            twin = copy.deepcopy(model, made)
+            twin = copy.deepcopy(model, {**_empty_dicts(model), **made})
             _put_hooks_back(model, twin)
             return twin
     except torch.OutOfMemoryError:
@@ -114,6 +120,16 @@ def _deepcopy(model: nn.Module, made: dict[int, Any]) -> nn.Module:
     except Exception as error:  # __deepcopy__ and __reduce__ are the user's code
         words = str(error).partition("\n")[0]
         raise CaptureError(f"the model cannot be copied for tuning: {type(error).__name__}: {words}") from error
+
+
+def _empty_dicts(model: nn.Module) -> dict[int, Any]:
+    """A new dict for each empty one of a module. A layer has ten, mostly for hooks; `copy.deepcopy` takes longest for them."""
+    return {
+        id(value): type(value)()
+        for module in model.modules()
+        for value in vars(module).values()
+        if type(value) in (dict, OrderedDict) and not value and not getattr(value, "__dict__", None)
+    }
 
 
 def _put_hooks_back(model: nn.Module, twin: nn.Module) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from convoy.capture.captured import Captured
+from convoy.capture.copies import separate_copy
 from convoy.capture.export import export_inference
 from convoy.capture.lower import lower
 from convoy.capture.passes.fold_batch_norm import fold_batch_norm, replace_batch_norm
@@ -75,12 +76,14 @@ def capture_with_original(
         args: likewise.
         kwargs: likewise.
         run: whether a copy of the model may be run, which is faster than exporting it (`recorded_run`). The strides of outputs
-            are then those of the run (`Captured.was_run`).
+            are then those of the run (`Captured.was_run`). If it cannot be recorded, a copy is exported.
     """
     if not is_tuple(args):
         raise CaptureError(f"args: got a {type(args).__name__}, expected a tuple of the model's arguments")
     named = dict(kwargs or {})
-    program = (recorded(model, args, named) if run else None) or export_inference(model, args, named)
+    program = recorded(model, args, named) if run else None
+    if program is None:
+        program = export_inference(separate_copy(model) if run else model, args, named)
     lowered = lower(program, args, named)
     draft = lowered.draft
 

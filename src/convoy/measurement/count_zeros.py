@@ -38,15 +38,20 @@ def zero_shares(
     """
     names = [name for name in dict.fromkeys(convolution_inputs(graph).values()) if graph.values[name].spec.elements]
     values = dict(graph.values)
-    nodes = list(graph.nodes)
+    behind: dict[str, list[Node]] = {}  # by the name of the node that makes a value; empty for inputs and constants
     counts: list[str] = []
     for name in names:
         added, counted = _counting(values[name])
         made = graph.producer(name)
-        at = 0 if made is None else nodes.index(made) + 1
-        nodes[at:at] = [node for node, _ in added]
+        behind["" if made is None else made.name] = [
+            *(node for node, _ in added),
+            *behind.get("" if made is None else made.name, ()),
+        ]
         values.update((value.name, value) for _, value in added)
         counts += counted
+    nodes = behind.get("", [])
+    for node in graph.nodes:
+        nodes += (node, *behind.get(node.name, ()))
     probe = rebuild(graph.inputs, tuple(counts), values, nodes)
     held = [constants[value.name] for value in probe.constants()]
     with convolutions("as_torch", inputs[0].device):  # PyTorch caches the cuDNN plans of these first calls

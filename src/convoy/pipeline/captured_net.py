@@ -8,7 +8,6 @@ import torch
 
 from convoy.capture import Captured
 from convoy.capture.attribute_snapshot import AttributeSnapshot
-from convoy.capture.copies import separate_copy
 from convoy.engines.torch_flags import convolutions
 from convoy.pipeline.call_state import check_attributes
 from convoy.pipeline.check.rounding import fixed_seed
@@ -28,9 +27,7 @@ def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: 
         CaptureError: as `capture_net` and `check_attributes`.
     """
     with phase("capture"):
-        net = capture_net(
-            name, separate_copy(isolated.model), isolated.args, isolated.kwargs, settings, target, run=True
-        )
+        net = capture_net(name, isolated.model, isolated.args, isolated.kwargs, settings, target, run=True)
     if net.captured.was_run:  # a run that changed an attribute would not have been recorded
         return net
     trial = isolated.another()

@@ -1,6 +1,7 @@
 """copy_module: pruned modules are copied, and stay pruned."""
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -65,3 +66,19 @@ def test_a_copy_of_an_exported_program_checks_its_inputs_as_the_original_does():
     twin(torch.randn(2, 3, 8, 8))
     assert calls == [(2, 3, 8, 8)]
     assert len(twin._forward_pre_hooks) == len(program._forward_pre_hooks)
+
+
+def test_empty_dicts_of_a_copy_are_its_own_and_shared_ones_stay_shared():
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
+    model[0].seen = model[1].seen = {}
+    model[1].marked = OrderedDict()
+    model[1].marked.mark = 1
+    twin = separate_copy(model)
+    assert type(twin[0]._forward_hooks) is OrderedDict
+    assert twin[0]._forward_hooks is not model[0]._forward_hooks
+    assert twin[0].seen is twin[1].seen
+    assert twin[0].seen is not model[0].seen
+    assert (twin[1].marked.mark, twin[1].marked is model[1].marked) == (1, False)
+    twin[0].register_forward_hook(lambda *_: None)
+    assert not model[0]._forward_hooks
+    assert not twin[1]._forward_hooks

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.capture.recording.without_data import give_up_data, result_without_data, without_data
+from convoy.capture.copies import separate_copy
+from convoy.capture.recording.without_data import result_without_data, tensors_without_data, without_data
 
 aten: Any = torch.ops.aten
 X = torch.rand(2, 8, 6, 5)
@@ -104,8 +105,9 @@ def test_a_shared_parameter_stays_one() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3))
     model[1].weight = model[0].weight
     model[0].bias.requires_grad_(requires_grad=False)
-    give_up_data(model)
-    assert model[1].weight is model[0].weight
-    assert all(tensor.is_meta for tensor in model.state_dict().values())
-    assert not model[0].bias.requires_grad
-    assert model[1].bias.requires_grad
+    twin = separate_copy(model, tensors=tensors_without_data(model))
+    assert twin[1].weight is twin[0].weight
+    assert all(tensor.is_meta for tensor in twin.state_dict().values())
+    assert not any(tensor.is_meta for tensor in model.state_dict().values())
+    assert not twin[0].bias.requires_grad
+    assert twin[1].bias.requires_grad

@@ -29,7 +29,7 @@ from convoy.capture.export import tracing
 from convoy.capture.functionalize import SimpleCalls, rewrite_calls
 from convoy.capture.recording.recorded_program import RecordedNesting, RecordedProgram, RecordedSignature
 from convoy.capture.recording.recorder_modes import RecordCalls, RefuseReadValues
-from convoy.capture.recording.without_data import give_up_data, result_without_data, without_data
+from convoy.capture.recording.without_data import result_without_data, tensors_without_data, without_data
 from convoy.engines.torch_flags import unsearched_convolutions
 from convoy.typed_torch import named_modules
 
@@ -70,9 +70,7 @@ def _recorded(
         _NeedsDataError: a run without data may differ from one on the device.
         _NotRecordableError: the run does what a record would not show.
     """
-    twin = separate_copy(model)
-    if not data:
-        give_up_data(twin)
+    twin = separate_copy(model, tensors=None if data else tensors_without_data(model))
     given = copied_arguments(args, {})[0] if data else tuple(map(without_data, args))
     with tracing(twin), torch.no_grad():
         before = AttributeSnapshot(twin)

@@ -23,19 +23,12 @@ def without_data(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-def give_up_data(model: nn.Module) -> None:
-    """Put tensors without data in the place of a model's parameters and buffers."""
-    made: dict[int, Any] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                twin = made.setdefault(
-                    id(parameter), nn.Parameter(without_data(parameter), requires_grad=parameter.requires_grad)
-                )
-                module._parameters[name] = twin
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = made.setdefault(id(buffer), without_data(buffer))
+def tensors_without_data(model: nn.Module) -> dict[int, torch.Tensor]:
+    """By `id` of each parameter and buffer, one without data."""
+    made: dict[int, torch.Tensor] = {
+        id(each): nn.Parameter(without_data(each), requires_grad=each.requires_grad) for each in model.parameters()
+    }
+    return made | {id(each): without_data(each) for each in model.buffers()}
 
 
 def result_without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

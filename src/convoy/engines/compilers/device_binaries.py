@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from convoy.engines.compilers import host_compiler
 from convoy.engines.compilers.compiled_cache import folder_at, summed
@@ -14,6 +17,8 @@ from convoy.engines.compilers.compiled_cache import folder_at, summed
 def cached(engine: str, key: Sequence[str], make: Callable[[], bytes], *, suffix: str = ".cubin") -> bytes:
     """The result of `make`, or a cached result of the same key.
 
+    Threads that want the same key wait for the first one: layers of several sizes have one kernel.
+
     Args:
         engine: the engine's id, the beginning of the file's name.
         key: everything that decides the result: source, architecture, compiler and its version, options.
@@ -21,10 +26,34 @@ def cached(engine: str, key: Sequence[str], make: Callable[[], bytes], *, suffix
         suffix: of the file's name: `.cubin`, or `.json` for what a library said.
     """
     found = kept(engine, key, suffix)
-    if found is None:
-        found = make()
-        keep(engine, key, found, suffix)
+    if found is not None:
+        return found
+    with _made_once(_path(engine, key, suffix)):
+        found = kept(engine, key, suffix)
+        if found is None:
+            found = make()
+            keep(engine, key, found, suffix)
     return found
+
+
+_locks: dict[Path, list[Any]] = {}
+_guard = threading.Lock()
+
+
+@contextmanager
+def _made_once(path: Path) -> Generator[None]:
+    """One thread at a time for each path. A lock lives as long as a thread wants it."""
+    with _guard:
+        lock = _locks.setdefault(path, [threading.Lock(), 0])
+        lock[1] += 1
+    try:
+        with lock[0]:
+            yield
+    finally:
+        with _guard:
+            lock[1] -= 1
+            if not lock[1]:
+                del _locks[path]
 
 
 def kept(engine: str, key: Sequence[str], suffix: str) -> bytes | None:

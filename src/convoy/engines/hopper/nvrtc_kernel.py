@@ -17,7 +17,7 @@ from convoy.engines.compilers.device_binaries import cached
 from convoy.engines.compilers.loaded_kernels import LoadedKernel, register
 from convoy.engines.hopper.nvrtc_source import CudaSource
 from convoy.errors import CompileError, LaunchError
-from convoy.target import Target
+from convoy.target import Target, usable_cores
 
 
 class SpillError(CompileError):
@@ -54,7 +54,8 @@ def compile_cubin(engine: str, source: CudaSource, target: Target, options: Sequ
     arch = f"sm_{target.capability}a" if target.capability >= 90 else f"sm_{target.capability}"
 
     def make() -> bytes:
-        cubin, log = compile_source(engine, source, arch, options)
+        with _compilers():
+            cubin, log = compile_source(engine, source, arch, options)
         return len(log).to_bytes(4, "little") + log.encode() + cubin
 
     kept = cached(engine, (*source.key, arch, "nvrtc", str(status), *map(str, version), *options), make)
@@ -65,6 +66,12 @@ def compile_cubin(engine: str, source: CudaSource, target: Target, options: Sequ
     if any(int(spilled) for spilled in re.findall(r"(\d+) bytes spill stores", log)):
         raise SpillError(engine, "the kernel spills registers", log)
     return kept[4 + length :], log
+
+
+@cache
+def _compilers() -> threading.Semaphore:
+    """For as many compilers at one time as there are cores; more threads may wait for what these compile."""
+    return threading.Semaphore(usable_cores())
 
 
 def compile_source(engine: str, source: CudaSource, arch: str, more: Sequence[str]) -> tuple[bytes, str]:

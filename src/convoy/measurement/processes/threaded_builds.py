@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Final
 
 from convoy.engines.base import Engine, Executable
 from convoy.engines.dynamic_weight import build
@@ -16,6 +17,9 @@ from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.problem import EngineConfig, Problem, SubgraphProblem
 from convoy.target import Target, usable_cores
+
+WAITING: Final = 4
+"""Threads for each core: some wait for another one that compiles the same kernel (`device_binaries.cached`)."""
 
 Built = Executable | CompileError
 """An executable, or why it could not be built."""
@@ -55,7 +59,7 @@ def builds_begun(wanted: Iterable[BuildItem], target: Target, extra_engines: tup
             return error
 
     order = sorted(found.items(), key=lambda item: isinstance(item[0][0], SubgraphProblem))
-    pool = ThreadPoolExecutor(min(len(found), usable_cores()))
+    pool = ThreadPoolExecutor(min(len(found), WAITING * usable_cores()))
     try:
         yield {item: pool.submit(one, *item, engine) for item, engine in order}
     finally:

@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convoy.capture import Captured, capture_with_original, captured_function, to_double
-from convoy.capture.copies import separate_copy
 from convoy.engines.torch_flags import unsearched_convolutions
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError
@@ -139,7 +138,7 @@ def _exact(
         captured, given, named = original, args, kwargs
         if images is not None:
             given, named = _first_images(args, kwargs, images)
-            captured = capture_with_original(separate_copy(model), given, named, run=True)[1]
+            captured = capture_with_original(model, given, named, run=True)[1]
         function = captured_function(to_double(captured))
         return _searched_if_needed(lambda: end_to_end.float_outputs(function(*given, **named)), stock[0].device)
 

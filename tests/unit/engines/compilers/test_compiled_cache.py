@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -134,3 +136,44 @@ def test_libraries_come_from_the_folder_that_was_checked(caches: Path, tmp_path:
 def test_reasons() -> None:
     assert why_not_folder(Path("/proc/self/exe").lstat()) == "it is a symbolic link"
     assert isinstance(open_folder(Path("/proc/self/none")), str)
+
+
+def test_threads_that_want_the_same_binary_make_it_once() -> None:
+    """The second thread asks while the first one makes it; another key waits for neither."""
+    made: list[str] = []
+    making, asked = threading.Event(), threading.Event()
+
+    def slowly() -> bytes:
+        made.append("same")
+        making.set()
+        assert asked.wait(60)
+        return b"same"
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(device_binaries.cached, "test", ("same",), slowly)
+        assert making.wait(60)
+        second = pool.submit(device_binaries.cached, "test", ("same",), slowly)
+        assert device_binaries.cached("test", ("other",), lambda: b"other") == b"other"
+        asked.set()
+        assert (first.result(60), second.result(60)) == (b"same", b"same")
+    assert made == ["same"]
+    assert not device_binaries._locks
+
+
+def test_a_thread_makes_what_another_one_failed_to_make() -> None:
+    making, asked = threading.Event(), threading.Event()
+
+    def fails() -> bytes:
+        making.set()
+        assert asked.wait(60)
+        raise RuntimeError("no compiler")
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(device_binaries.cached, "test", ("key",), fails)
+        assert making.wait(60)
+        second = pool.submit(device_binaries.cached, "test", ("key",), lambda: b"made")
+        asked.set()
+        with pytest.raises(RuntimeError, match="no compiler"):
+            first.result(60)
+        assert second.result(60) == b"made"
+    assert not device_binaries._locks

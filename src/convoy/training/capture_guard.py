@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from convoy.program.state.module_contents import has_pointer
+from convoy.program.state.quick_compare import Addresses, DictVersions
 from convoy.training.capturable_optimizers import options
 
 
@@ -30,10 +31,10 @@ class CaptureGuard:
         held = [part for m in model.modules() for part in (m._modules, m._parameters, m._buffers)]
         self._held = [(part, name, value) for part in held for name, value in part.items()]
         values = [*(value for _, _, value in self._held if isinstance(value, torch.Tensor)), *inputs]
-        self._tensors = [value for value in values if has_pointer(value)]
+        self._addresses = Addresses([value for value in values if has_pointer(value)])
+        self._written = DictVersions(held)
         self.parameters = list(model.parameters())
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
-        self._places = self._places_now()
         self._optimizer = optimizer
         self._options = options(optimizer) if optimizer else []
         state: dict[Any, dict[str, Any]] = cast("Any", optimizer.state) if optimizer else {}
@@ -44,16 +45,24 @@ class CaptureGuard:
             for name, value in own.items()
             if isinstance(value, torch.Tensor)
         ]
+        self._state_written = DictVersions(list(state.values()))
 
     def is_invalid(self) -> bool:
         """Whether a tensor of the model was replaced or lies elsewhere, or the optimizer has other options or another state."""
-        if any(part.get(name) is not value for part, name, value in self._held) or self._places != self._places_now():
+        if not (_holds_the_same(self._written, self._held) and self._addresses.unmoved()):
             return True
         if self._optimizer is None:
             return False
         if self._optimizer.state is not self._state or self._options != options(self._optimizer):
             return True
-        return any(own.get(name) is not value for own, name, value in self._kept)
+        return not _holds_the_same(self._state_written, self._kept)
 
-    def _places_now(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in self._tensors]
+
+def _holds_the_same(written: DictVersions, items: Sequence[tuple[dict[str, Any], str, object]]) -> bool:
+    """Whether dicts hold the same objects at their names; only dicts that were written to are looked into."""
+    if written.unwritten():
+        return True
+    same = all(held.get(name) is value for held, name, value in items)
+    if same:
+        written.renew()
+    return same

@@ -34,7 +34,7 @@ def _dict_version() -> Callable[[dict[Any, Any]], int] | None:
 
 
 class DictVersions:
-    """Detects writes to dicts, by Python's counters or Dynamo's. Without either, every dict counts as written.
+    """Detects writes to dicts, by Python's counters or Dynamo's. Without either, and among other mappings, all count as written.
 
     Args:
         dicts: dicts to watch.
@@ -42,8 +42,11 @@ class DictVersions:
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
         self._dicts = dicts
-        self._fields = MemoryWords.of(dicts, DICT_VERSION) if can_read(DICT_VERSION) else None
-        self._count = _COUNT
+        known = all(
+            isinstance(cast("object", one), dict) for one in dicts
+        )  # an optimizer's state may be of another kind
+        self._fields = MemoryWords.of(dicts, DICT_VERSION) if known and can_read(DICT_VERSION) else None
+        self._count = _COUNT if known else None
         self.renew()
 
     def renew(self) -> None:

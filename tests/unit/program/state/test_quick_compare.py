@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections import UserDict
 
 import pytest
 import torch
@@ -58,6 +59,14 @@ def test_writes_to_dicts_are_seen(counted: bool):
         assert not versions.unwritten()
         versions.renew()
         assert versions.unwritten() == counted
+
+
+def test_other_mappings_count_as_written(counted: bool):
+    del counted
+    versions = DictVersions([{"a": 1}, UserDict(a=1)])  # type: ignore[list-item]
+    assert not versions.unwritten()
+    versions.renew()
+    assert not versions.unwritten()
 
 
 def test_attributes_of_a_module_count_as_writes(counted: bool):

@@ -10,6 +10,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from convoy._version import __version__
+from convoy.collection_pause import collection_paused
 from convoy.errors import ConvoyError, InputError, PackageError, PlanError, SelectionError, UnsupportedError
 from convoy.settings import Check, Effort, LayoutChoice, Numerics, Settings, Solver
 
@@ -74,7 +75,8 @@ if not TYPE_CHECKING:  # else every misspelt name would pass for one of the pack
         if name in _LAZY:
             state = random.getstate()  # parts of torch draw numbers when they are first imported
             try:
-                return getattr(importlib.import_module(_LAZY[name]), name)
+                with collection_paused():  # modules are no garbage, and a full collection visits all of PyTorch
+                    return getattr(importlib.import_module(_LAZY[name]), name)
             finally:
                 random.setstate(state)
         raise AttributeError(f"module 'convoy' has no attribute {name!r}")

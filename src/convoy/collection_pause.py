@@ -1,9 +1,9 @@
-"""A pause of Python's collector of reference cycles, for stages that make much plain data."""
+"""Less work for Python's collector of reference cycles, in stages that make much plain data."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 
@@ -23,3 +23,31 @@ def collection_paused() -> Generator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextmanager
+def old_objects_skipped() -> Generator[Callable[[], None]]:
+    """In the block the collector does not visit objects that are older than it: a full collection then takes no 0.2 s.
+
+    Cycles that were garbage before the block are collected after it. Nothing is done where the user has frozen objects
+    (`gc.freeze`), which would be unfrozen with ours.
+
+    Yields:
+        What ends this before the block ends.
+    """
+    if gc.get_freeze_count():
+        yield lambda: None
+        return
+    skipped = True
+
+    def end() -> None:
+        nonlocal skipped
+        if skipped:
+            gc.unfreeze()
+        skipped = False
+
+    gc.freeze()
+    try:
+        yield end
+    finally:
+        end()

@@ -14,6 +14,7 @@ from torch import nn
 
 from convoy import plan as plans
 from convoy.capture.user_hooks import user_hook
+from convoy.collection_pause import collection_paused
 from convoy.deadline import Deadline
 from convoy.dynamic.dims import Call
 from convoy.dynamic.load_sizes import load_sizes
@@ -155,7 +156,7 @@ def _tuned(
     deadline: Deadline,
 ) -> OptimizeResult:
     """Tune the whole model; if it cannot be captured, its largest modules that can be; else PyTorch runs it."""
-    with phase("device and engines"):
+    with phase("device and engines"), collection_paused():
         target = target_for(device_of(model, args, kwargs))
         competing_engines(settings)  # raises InputError for unknown ids
     reason = _why_not(model)

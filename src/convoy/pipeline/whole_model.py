@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from convoy.collection_pause import collection_paused
+from convoy.collection_pause import collection_paused, old_objects_skipped
 from convoy.deadline import Deadline
 from convoy.measurement import Peaks
 from convoy.measurement.device.memory_limit import memory_limited
@@ -40,7 +40,7 @@ from convoy.plan import Plan
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.program.program_cache import Tuner
 from convoy.schedule.timeline import Span
-from convoy.settings import Settings
+from convoy.settings import Effort, Settings
 from convoy.tune import SearchResult
 from convoy.tuning_profile import phase
 
@@ -72,7 +72,8 @@ def tune_whole(
         CaptureError: the model cannot be copied, captured, or replaced by a graph.
     """
     target = target_for(device_of(model, args, kwargs))
-    with memory_limited(target.device, settings.tuning_memory_bytes, isolate=settings.isolate):
+    limited = memory_limited(target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
+    with limited, old_objects_skipped() as visit_again:
         with phase("copy the model"):
             isolated = isolate(model, args, kwargs)
         net = captured_net(name, isolated, settings, target)
@@ -84,6 +85,8 @@ def tune_whole(
             started = start_stored(store, start)
             if isinstance(started, OptimizeResult):
                 return started
+            if settings.effort is not Effort.NONE:
+                visit_again()  # measuring takes minutes, in which the user's garbage may hold memory
             ceilings = ceilings_of(target, settings, deadline)
             check = cache(partial(NetCheck, net, isolated, settings.effort))
             if not answers_first(settings, deadline):

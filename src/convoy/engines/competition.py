@@ -49,7 +49,7 @@ def check_engine_names(settings: Settings) -> None:
     """Refuse settings that name engines wrongly.
 
     Raises:
-        InputError: `only_engines` or `deny_engines` names an engine that is not there, or the baseline is denied.
+        InputError: `only_engines` or `deny_engines` names an engine that is not there, both name one, or the baseline is denied.
     """
     known = engine_ids(settings.engines)
     _check_names("only_engines", settings.only_engines, known)
@@ -59,8 +59,13 @@ def check_engine_names(settings: Settings) -> None:
             "deny_engines",
             settings.deny_engines,
             f"ids without {BASELINE!r}",
-            "It is PyTorch's own call: it computes all that no other engine supports, and runs wherever nothing is faster. "
-            "`convoy.export(..., portable=True)` writes a program of Convoy's kernels alone, or names the layers that have none.",
+            "It is PyTorch's own call: it computes all that no other engine supports, and runs wherever nothing is faster. A "
+            "portable package (`convoy export --portable`) uses Convoy's kernels alone.",
+        )
+    both = [name for name in settings.only_engines if name in settings.deny_engines]
+    if both:
+        raise InputError(
+            "deny_engines", settings.deny_engines, f"ids that only_engines does not name ({', '.join(both)})"
         )
 
 

@@ -13,6 +13,7 @@ import torch
 
 from convoy.deadline import Deadline
 from convoy.engines.competition import competing_engines, load_competitor
+from convoy.engines.manifest import BASELINE
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
 from convoy.pipeline.check.verify_predicted import BuiltPlan, rebuild_until_verified
@@ -163,10 +164,10 @@ def without_slow_builds(settings: Settings) -> Settings:
     slow = [name for name in competing_engines(settings) if load_competitor(name, settings.engines).build_patience > 1]
     if not slow:
         return settings
-    only = tuple(name for name in settings.only_engines if name not in slow)
-    return dataclasses.replace(
-        settings, deny_engines=(*settings.deny_engines, *slow), only_engines=only or settings.only_engines
-    )
+    if settings.only_engines:
+        kept = tuple(name for name in settings.only_engines if name not in slow)
+        return dataclasses.replace(settings, only_engines=kept or (BASELINE,))
+    return dataclasses.replace(settings, deny_engines=(*settings.deny_engines, *slow))
 
 
 def overrun_note(deadline: Deadline, measured: int) -> str:

@@ -12,6 +12,7 @@ from torch import nn
 
 import convoy
 from convoy.deadline import Deadline
+from convoy.engines.competition import competing_engines
 from convoy.pipeline import optimize_model, tune_in_time
 from convoy.pipeline.check.end_to_end import Latency, OutputErrors, interleave
 from convoy.pipeline.check.verify_predicted import BuiltPlan
@@ -211,5 +212,6 @@ def test_engines_that_build_long_do_not_compete_in_a_short_call() -> None:
     assert "inductor.whole" in tune_in_time.without_slow_builds(Settings()).deny_engines
     only = tune_in_time.without_slow_builds(Settings(only_engines=("aten", "inductor.whole")))
     assert only.only_engines == ("aten",)
+    assert competing_engines(tune_in_time.without_slow_builds(Settings(only_engines=("inductor.whole",)))) == ["aten"]
     plain = Settings(only_engines=("aten",))
     assert tune_in_time.without_slow_builds(plain) is plain

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from convoy.capture import capture_inference
 from convoy.capture.draft import Draft
 from convoy.capture.passes.fold_batch_norm import fold_batch_norm, replace_batch_norm
 from convoy.capture.passes.fold_constants import SMALL_ELEMENTS, copy_returned_constants, fold_constants
@@ -458,3 +460,16 @@ def test_padding_of_the_weight_stays():
     )
     graph, _ = rewritten(text, fold_pad)
     assert len(graph.nodes) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_folding_a_batch_norm_leaves_the_weight_as_it_is_and_sees_a_nan(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval().to(dtype)
+    model[1].weight.data.fill_(2.0)
+    before, x = model[0].weight.detach().clone(), torch.randn(1, 3, 5, 5, dtype=dtype)
+    graph = capture_inference(model, (x,)).graph
+    assert [node.op for node in graph.nodes] == ["conv2d"]
+    assert torch.equal(model[0].weight, before)
+    model[0].weight.data[2, 1, 0, 1] = torch.nan
+    assert len(capture_inference(model, (x,)).graph.nodes) == 2

@@ -67,8 +67,9 @@ def _folded(draft: Draft, layer: Node, norm: _BatchNorm) -> Node | None:
     shift = norm.shift
     if isinstance(bias, Ref):
         shift = shift + draft.constants[bias.name].double() * norm.scale
-    new_kernel, new_bias = (kernel.double() * scale).to(kernel.dtype), shift.to(kernel.dtype)
-    if not (new_kernel.isfinite().all() and new_bias.isfinite().all()):
+    new_kernel = kernel.to(torch.float64, copy=True).mul_(scale).to(kernel.dtype)
+    new_bias = shift.to(kernel.dtype)
+    if not (_is_finite(new_kernel) and _is_finite(new_bias)):
         return None
     base = weight.name.removesuffix(".weight")
     names = (
@@ -76,6 +77,11 @@ def _folded(draft: Draft, layer: Node, norm: _BatchNorm) -> Node | None:
         draft.add_constant(f"{base}.bias.folded", new_bias),
     )
     return replace(layer, args=(x, Ref(names[0]), Ref(names[1]), *sizes))
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all values are finite: extremes pass NaN on, and need no tensor of answers."""
+    return not tensor.numel() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
 
 
 def replace_batch_norm(draft: Draft) -> None:

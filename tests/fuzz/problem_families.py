@@ -62,7 +62,7 @@ CLAIMS = {
     "triton.pool_backward": ("piece",),
     "triton.batch_norm": ("piece",),
     "triton.group_norm": ("piece",),
-    "triton.squeeze_excitation": ("piece",),
+    "cuda.squeeze_excitation": ("piece",),
     "triton.merged": ("piece",),
     "cuda.bottleneck": ("piece",),
     "cuda.fusion": ("piece",),

@@ -117,7 +117,7 @@ MOST_WRITTEN = 2000
 
 PIECES = (
     *("cuda.bottleneck", "cuda.fusion", "cuda.layout", "triton.batch_norm", "triton.group_norm", "triton.merged"),
-    *("triton.pool_backward", "triton.pooling", "triton.squeeze_excitation"),
+    *("triton.pool_backward", "triton.pooling", "cuda.squeeze_excitation"),
 )
 """Engines of pieces of the graph."""
 
@@ -207,7 +207,7 @@ def pieces(name: str) -> Iterator[Problem]:
         yield from (
             group_norm_cases.piece(case, dtype) for case, dtype in product(group_norm_cases.CASES, ("", "bf16"))
         )
-    elif name == "triton.squeeze_excitation":
+    elif name == "cuda.squeeze_excitation":
         for case, dtype in product(squeeze_excitation_cases.CASES, ("", "bf16")):
             yield squeeze_excitation_cases.block(case, dtype)
     elif name == "triton.merged":

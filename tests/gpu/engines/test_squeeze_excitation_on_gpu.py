@@ -1,4 +1,4 @@
-"""triton.squeeze_excitation on the GPU: every setting within bounds, the same bits in every replay, and chosen in a net."""
+"""cuda.squeeze_excitation on the GPU: every setting within bounds, the same bits in every replay, and chosen in a net."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import convoy
 from convoy.engines.base import Buffers
-from convoy.engines.triton.gates.squeeze_excitation import ENGINE
+from convoy.engines.gates.squeeze_excitation import ENGINE
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.target import Target

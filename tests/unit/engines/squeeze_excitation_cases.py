@@ -14,6 +14,7 @@ CASES = {
     "many hidden": (2, 136, 200, 2, 3, "fp32", "silu", "sigmoid", (True, True), ""),
     "one pixel": (3, 32, 8, 1, 1, "fp32", "hardswish", "hardsigmoid", (False, True), ""),
     "large": (1, 16, 4, 40, 41, "fp32", "silu", "sigmoid", (True, True), ""),
+    "one hidden": (1, 8, 1, 3, 3, "bf16", "relu", "sigmoid", (True, True), ""),
 }
 
 NAMES = {"adaptive": "aten.adaptive_avg_pool2d.default(%x, (1, 1))", "mean": "aten.mean.dim(%x, (2, 3), True)"}

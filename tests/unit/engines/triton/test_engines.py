@@ -21,7 +21,7 @@ CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)
 AMPERE = replace(GPU, arch="sm_80", name="an A100 that is not there")
 PIECES = (
     "triton.merged", "triton.pooled", "triton.pooling", "triton.pool_backward", "triton.batch_norm", "triton.stem_wgrad",
-    "triton.group_norm", "triton.conv3d", "triton.squeeze_excitation",
+    "triton.group_norm", "triton.conv3d",
 )  # fmt: skip
 """Engines that take more or other things than a convolution, or first layers alone: they have tests of their own."""
 ENGINES = [name for name in MANIFEST if name.startswith("triton.") and name not in PIECES]

@@ -1,0 +1,233 @@
+// Squeeze-and-excitation, NHWC: y = x · outer(W2 · inner(W1 · mean(x) + bias) + shift), and what follows, in two launches.
+//
+//   squeeze   A block has BLOCK_C channels of a part of an image's pixels. It adds the pixels, and multiplies the sums by
+//             its columns of W1 at once: the first layer is linear in the mean. Its HIDDEN sums are one part.
+//   excite    A block adds all parts of its image in one order, so equal inputs give equal bits, makes the gate of its
+//             channels, and multiplies its pixels by it.
+//
+//      block (image, row, column)      x: [image][pixel][channel]
+//        LANES threads  --->  channels, 16 bytes each
+//        LINES of them  --->  pixels
+//
+// Weights are read before the wait for the kernel in front: nobody writes them. Parameters: squeeze_excitation_config.cuh.
+#include <activation.cuh>
+#include <ptx.cuh>
+#include <squeeze_excitation_config.cuh>
+
+enum : int {
+  VECTOR = 16 / VALUE_BYTES,  // values of a load
+  LANES = BLOCK_C / VECTOR,
+  LINES = THREADS / LANES,
+  COLUMNS = (CHANNELS + BLOCK_C - 1) / BLOCK_C,
+  PROGRAMS = ROWS * COLUMNS,  // parts of an image
+  EACH = (PIXELS + ROWS - 1) / ROWS,
+  PITCH = CHANNELS / VECTOR,
+  SHARES = THREADS / BLOCK_C,  // threads of a channel in the second layer
+  MOST_HELD = 32,
+};
+
+DEVICE float word_at(u32 at) { return u32_as_float(ld_shared_u32(at)); }
+// Two words, of which a caller may need one.
+DEVICE void put(u32 at, float a, float b) { st_shared_v2(at, float_as_u32(a), float_as_u32(b)); }
+
+DEVICE void to_floats(float (&v)[VECTOR], uint4 values) {
+  const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+  for (int i = 0; i < VECTOR; i++) {
+    if constexpr (VALUE_BYTES == 4)
+      v[i] = u32_as_float(words[i % 4]);
+    else
+      v[i] = half_to_float<BFLOAT>((u16)(words[i / 2] >> 16 * (i % 2) & 0xffff));
+  }
+}
+
+DEVICE uint4 from_floats(const float (&v)[VECTOR]) {
+  u32 words[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    if constexpr (VALUE_BYTES == 4)
+      words[i] = float_as_u32(v[i]);
+    else
+      words[i] = pack_pair<BFLOAT>(v[2 * i % VECTOR], v[(2 * i + 1) % VECTOR]);
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+struct Place {
+  int column, row, image, lane, line;
+  bool there;  // whether the thread's channels exist
+
+  DEVICE_MEMBER Place() {
+    column = blockIdx.x % COLUMNS, row = blockIdx.x / COLUMNS % ROWS, image = blockIdx.x / PROGRAMS;
+    lane = threadIdx.x % LANES, line = threadIdx.x / LANES;
+    there = column * BLOCK_C + lane * VECTOR < CHANNELS;
+  }
+  DEVICE_MEMBER int begin() const { return row * EACH + line; }
+  DEVICE_MEMBER int end() const { return (row + 1) * EACH < PIXELS ? (row + 1) * EACH : PIXELS; }
+  // Where the thread's values of a pixel lie, in loads.
+  DEVICE_MEMBER long long at(int pixel) const {
+    return ((long long)image * PIXELS + pixel) * PITCH + column * (BLOCK_C / VECTOR) + lane;
+  }
+};
+
+DEVICE void follow() {
+  if constexpr (DEPENDENT) {
+    griddep_wait();
+    griddep_launch_dependents();
+  }
+}
+
+// First layer: GROUP threads share a hidden channel, each with every GROUP-th channel of the block.
+enum : int {
+  AT_ONCE = HIDDEN < THREADS ? HIDDEN : THREADS,  // hidden channels
+  GROUP = THREADS / AT_ONCE < BLOCK_C ? THREADS / AT_ONCE : BLOCK_C,
+  TURNS = (HIDDEN + AT_ONCE - 1) / AT_ONCE,
+  FACTORS = (BLOCK_C + GROUP - 1) / GROUP,
+  HOLDS_FIRST = TURNS * FACTORS <= MOST_HELD,
+};
+
+// weight[hidden][channel], zero where there is none.
+DEVICE float factor(const float* __restrict__ weight, int hidden, int channel) {
+  return hidden < HIDDEN && channel < CHANNELS ? weight[hidden * CHANNELS + channel] : 0.f;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    squeeze(const uint4* __restrict__ x, const float* __restrict__ weight, float* __restrict__ parts) {
+  SHARED_MEMORY;
+  const Place place;
+  // Sums of each line; behind them the means, and the shares of the first layer, by pairs of words.
+  const u32 sums = shared_address(shared_memory), means = sums + LINES * BLOCK_C * 4, shares = means + BLOCK_C * 8;
+  const int group = threadIdx.x / AT_ONCE, first = threadIdx.x % AT_ONCE;
+  float held[HOLDS_FIRST ? TURNS * FACTORS : 1];
+  if constexpr (HOLDS_FIRST) {
+#pragma unroll
+    for (int i = 0; i < TURNS * FACTORS; i++) {
+      int c = group + i % FACTORS * GROUP;
+      held[i] = c < BLOCK_C && group < GROUP ? factor(weight, first + i / FACTORS * AT_ONCE, place.column * BLOCK_C + c) : 0.f;
+    }
+  }
+  follow();
+  float total[VECTOR] = {};
+  if (place.there) {
+#pragma unroll 4
+    for (int pixel = place.begin(); pixel < place.end(); pixel += LINES) {
+      float v[VECTOR];
+      to_floats(v, x[place.at(pixel)]);
+#pragma unroll
+      for (int i = 0; i < VECTOR; i++) total[i] += v[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < VECTOR; i += 2)
+    put(sums + (place.line * BLOCK_C + place.lane * VECTOR + i) * 4, total[i], total[i + 1]);
+  __syncthreads();
+  if (threadIdx.x < BLOCK_C) {
+    float sum = 0.f;
+    for (int line = 0; line < LINES; line++) sum += word_at(sums + (line * BLOCK_C + threadIdx.x) * 4);
+    put(means + threadIdx.x * 8, sum * (1.f / PIXELS), 0.f);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    float share = 0.f;
+#pragma unroll
+    for (int i = 0; i < FACTORS; i++) {
+      int c = group + i * GROUP;
+      if (c >= BLOCK_C || group >= GROUP) continue;
+      float own;
+      if constexpr (HOLDS_FIRST)
+        own = held[turn * FACTORS + i];
+      else
+        own = factor(weight, first + turn * AT_ONCE, place.column * BLOCK_C + c);
+      share += own * word_at(means + c * 8);
+    }
+    if (turn) __syncthreads();
+    put(shares + threadIdx.x * 8, share, 0.f);
+    __syncthreads();
+    if (group || first + turn * AT_ONCE >= HIDDEN) continue;
+    float sum = 0.f;
+    for (int g = 0; g < GROUP; g++) sum += word_at(shares + (g * AT_ONCE + first) * 8);
+    parts[((long long)blockIdx.x) / COLUMNS / ROWS * PROGRAMS * HIDDEN + blockIdx.x % PROGRAMS * HIDDEN + first + turn * AT_ONCE] = sum;
+  }
+}
+
+// Second layer: SHARES threads share a channel, each with every SHARES-th hidden channel.
+enum : int {
+  SECOND = (HIDDEN + SHARES - 1) / SHARES,
+  HOLDS_SECOND = SECOND <= MOST_HELD,
+  ADDERS = THREADS / HIDDEN > 1 ? (THREADS / HIDDEN < PROGRAMS ? THREADS / HIDDEN : PROGRAMS) : 1,  // of a hidden channel
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    excite(const uint4* __restrict__ x, const float* __restrict__ bias, const float* __restrict__ weight,
+           const float* __restrict__ shift, const float* __restrict__ parts, const uint4* __restrict__ residual,
+           uint4* __restrict__ y) {
+  SHARED_MEMORY;
+  const Place place;
+  const u32 added = shared_address(shared_memory), hidden = added + ADDERS * HIDDEN * 8, shares = hidden + HIDDEN * 8,
+            gates = shares + THREADS * 8;
+  const int channel = threadIdx.x % BLOCK_C, share = threadIdx.x / BLOCK_C;
+  float held[HOLDS_SECOND ? SECOND : 1];
+  if constexpr (HOLDS_SECOND) {
+#pragma unroll
+    for (int i = 0; i < SECOND; i++) held[i] = factor(weight, share + i * SHARES, place.column * BLOCK_C + channel);
+  }
+  follow();
+  uint4 ahead = {};
+  if (place.there && place.begin() < place.end()) ahead = x[place.at(place.begin())];
+  parts += (long long)place.image * PROGRAMS * HIDDEN;
+  for (int t = threadIdx.x; t < ADDERS * HIDDEN; t += THREADS) {
+    float sum = 0.f;
+#pragma unroll 4
+    for (int p = t / HIDDEN; p < PROGRAMS; p += ADDERS) sum += parts[p * HIDDEN + t % HIDDEN];
+    put(added + t * 8, sum, 0.f);
+  }
+  __syncthreads();
+  for (int h = threadIdx.x; h < HIDDEN; h += THREADS) {
+    float sum = HAS_BIAS ? bias[h] : 0.f;
+    for (int a = 0; a < ADDERS; a++) sum += word_at(added + (a * HIDDEN + h) * 8);
+    put(hidden + h * 8, activate<INNER>(sum), 0.f);
+  }
+  __syncthreads();
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < SECOND; i++) {
+    int h = share + i * SHARES;
+    if (h >= HIDDEN) continue;
+    float own;
+    if constexpr (HOLDS_SECOND)
+      own = held[i];
+    else
+      own = factor(weight, h, place.column * BLOCK_C + channel);
+    sum += own * word_at(hidden + h * 8);
+  }
+  put(shares + threadIdx.x * 8, sum, 0.f);
+  __syncthreads();
+  if (threadIdx.x < BLOCK_C) {
+    int c = place.column * BLOCK_C + threadIdx.x;
+    float gate = HAS_SHIFT && c < CHANNELS ? shift[c] : 0.f;
+    for (int s = 0; s < SHARES; s++) gate += word_at(shares + (s * BLOCK_C + threadIdx.x) * 8);
+    put(gates + threadIdx.x * 8, activate<OUTER>(gate), 0.f);
+  }
+  __syncthreads();
+  if (!place.there) return;
+  float gate[VECTOR];
+#pragma unroll
+  for (int i = 0; i < VECTOR; i++) gate[i] = word_at(gates + (place.lane * VECTOR + i) * 8);
+#pragma unroll 2
+  for (int pixel = place.begin(); pixel < place.end(); pixel += LINES) {
+    float v[VECTOR];
+    to_floats(v, pixel == place.begin() ? ahead : x[place.at(pixel)]);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) v[i] *= gate[i];
+    if constexpr (HAS_RESIDUAL) {
+      float more[VECTOR];
+      to_floats(more, residual[place.at(pixel)]);
+#pragma unroll
+      for (int i = 0; i < VECTOR; i++) v[i] += more[i];
+    }
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) v[i] = RELU_BEHIND ? activate<RELU>(v[i]) : v[i];
+    y[place.at(pixel)] = from_floats(v);
+  }
+}

@@ -1,1 +1,0 @@
-"""Gates on feature maps: squeeze-and-excitation in two launches."""

@@ -36,8 +36,11 @@ def query_engine(
 
 def select_for_determinism(space: Sequence[Knobs], *, deterministic: bool) -> list[Knobs]:
     """Knobs for the setting `deterministic`: those reserved for it if it is set and there are any, else all others."""
-    reserved = [knobs for knobs in space if knobs.get(DETERMINISTIC)]
-    return reserved if deterministic and reserved else [knobs for knobs in space if not knobs.get(DETERMINISTIC)]
+    reserved = [knobs for knobs in space if (DETERMINISTIC, True) in knobs.items_]
+    if deterministic and reserved:
+        return reserved
+    others = set(map(id, reserved))
+    return [knobs for knobs in space if id(knobs) not in others] if others else list(space)
 
 
 def deterministic_only(

@@ -105,9 +105,9 @@ def _read(data: bytes) -> dict[str, Any]:
 def _packed(space: Sequence[Knobs]) -> list[list[Knob]] | None:
     """The knobs' names, then each one's values; None if they have different names."""
     names = [*space[0]] if space else []
-    if not names or any([*knobs] != names for knobs in space):
+    if not names or any([name for name, _ in knobs.items_] != names for knobs in space):
         return None
-    return [[*names], *([*knobs.values()] for knobs in space)]
+    return [[*names], *([value for _, value in knobs.items_] for knobs in space)]
 
 
 def _unpacked(packed: object) -> list[Knobs]:

@@ -209,17 +209,17 @@ def _space(
     spaces: KnownSpaces,
     spared: Collection[Engine] = (),
 ) -> SearchSpace:
-    competing = [engine for engine in engines if problem.key in whole or not engine.only_its_patterns]
-    spared = () if problem.key in baseline_only else spared
+    key = problem.key  # made anew at each call
+    spared = () if key in baseline_only else spared
     return SearchSpace(
         problem,
-        [engine for engine in competing if engine not in spared],
+        [engine for engine in engines if engine not in spared and (key in whole or not engine.only_its_patterns)],
         target,
         deterministic=settings.deterministic,
-        baseline_only=problem.key in baseline_only,
-        zeros=zeros.get(problem.key, (SparsityBucket(),)),
-        curve=CURVE if problem.key in zeros else (),
-        measured_only=problem.key in whole,
+        baseline_only=key in baseline_only,
+        zeros=zeros.get(key, (SparsityBucket(),)),
+        curve=CURVE if key in zeros else (),
+        measured_only=key in whole,
         memory_counts=settings.memory_budget_bytes is not None,
         spaces=spaces,
         spared=spared,

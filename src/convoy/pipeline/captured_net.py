@@ -9,7 +9,7 @@ import torch
 from convoy.capture import Captured
 from convoy.capture.attribute_snapshot import AttributeSnapshot
 from convoy.engines.torch_flags import convolutions
-from convoy.pipeline.call_state import check_attributes
+from convoy.pipeline.check.call_state import check_attributes
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.isolation import IsolatedCopy
 from convoy.pipeline.net import Net, capture_net

@@ -114,6 +114,7 @@ def _deepcopy(model: nn.Module, made: dict[int, Any]) -> nn.Module:
             warnings.simplefilter("ignore")  # copies of exported programs warn of names inside torch
             twin = copy.deepcopy(model, {**_empty_dicts(model), **made})
             _put_hooks_back(model, twin)
+            _put_modes_back(model, twin)
             return twin
     except torch.OutOfMemoryError:
         raise
@@ -146,6 +147,14 @@ def _put_hooks_back(model: nn.Module, twin: nn.Module) -> None:
         for kind, hooks in kept.items():
             if hooks and not own.get(kind):
                 own[kind] = copy.copy(hooks)
+
+
+def _put_modes_back(model: nn.Module, twin: nn.Module) -> None:
+    """Give a copy the training flags of its original. Copies of torchvision's feature extractors are in training mode."""
+    flags = {name: module.training for name, module in named_modules(model)}
+    for name, module in named_modules(twin):
+        if module.training != flags.get(name, module.training):
+            module.training = flags[name]
 
 
 _FORWARD_HOOKS: Final = (

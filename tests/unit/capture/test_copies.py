@@ -82,3 +82,20 @@ def test_empty_dicts_of_a_copy_are_its_own_and_shared_ones_stay_shared():
     twin[0].register_forward_hook(lambda *_: None)
     assert not model[0]._forward_hooks
     assert not twin[1]._forward_hooks
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_copy_has_the_training_flags_of_its_original(training):
+    """A copy of torchvision's `DualGraphModule` is in training mode."""
+
+    class Anew(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm2d(3)
+
+        def __deepcopy__(self, memo):
+            return memo.setdefault(id(self), Anew())
+
+    model = Anew().train(training)
+    model.norm.train(not training)
+    assert [module.training for module in separate_copy(model).modules()] == [training, not training]

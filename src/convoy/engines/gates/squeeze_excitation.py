@@ -13,7 +13,7 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gates.squeeze_excitation_pattern import SqueezeExcitation, squeeze_excitations
 from convoy.engines.gpu.device_tensors import as_floats, dense_nhwc, scratch
 from convoy.engines.gpu.gpu_support_checks import subgraph_support, values_support
-from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer
+from convoy.engines.hopper.nvrtc_kernel import Function, SpillError, absence, compile_cubin, pointer
 from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, kernel_source, nvrtc_options
 from convoy.errors import InputError, LaunchError
 from convoy.graph.ir import Graph
@@ -100,7 +100,7 @@ class GateTile:
         busy = min(1.0, self.parts(block) * block.images / units)
         narrow = math.sqrt(max(1.0, _WIDE_BYTES / (size * self.block_c)))
         waste = self.columns(block) * self.block_c / block.channels * narrow
-        each = block.hidden * (2 * 4 * self.block_c + 4 * (self.parts(block) + 1))
+        each = block.hidden * (2 * size * self.block_c + 4 * (self.parts(block) + 1))
         small = self.parts(block) * block.images * each / _CACHED_US
         at_once = self.threads * _LOAD_BYTES // size // self.block_c  # pixels
         turns = -(-block.pixels // (self.rows * at_once))
@@ -129,20 +129,29 @@ class SqueezeExcitationExecutable(Executable):
     def __init__(self, engine: str, block: SqueezeExcitation, tile: GateTile, target: Target) -> None:
         self.block, self.tile, self.dependent = block, tile, target.capability >= 90
         self.workspace_bytes = tile.workspace_bytes(block)
-        source = kernel_source("squeeze_excitation", tile.parameters(block, dependent=self.dependent))
-        cubin, self.log = compile_cubin(engine, source, target, nvrtc_options(block.outer, block.dtype))
+        cubin, self.log = self._compiled(engine, target)
         names = ("squeeze", "excite")
         self.squeeze, self.excite = (
             Function(engine, cubin, name, shared)
             for name, shared in zip(names, tile.shared_bytes(block), strict=True)
         )  # fmt: skip
 
+    def _compiled(self, engine: str, target: Target) -> tuple[bytes, str]:
+        """Compile; where held weights make the kernels spill, they are loaded when they are needed."""
+        parameters = self.tile.parameters(self.block, dependent=self.dependent)
+        options = nvrtc_options(self.block.outer, self.block.dtype)
+        try:
+            return compile_cubin(engine, kernel_source("squeeze_excitation", parameters), target, options)
+        except SpillError:
+            late = kernel_source("squeeze_excitation", {**parameters, "MOST_HELD": 0})
+            return compile_cubin(engine, late, target, options)
+
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """Both weights as fp32 [hidden, channels], so that threads read neighbouring channels, and fp32 biases, or None."""
+        """Both weights as [hidden, channels], so that threads read neighbouring channels, and biases in fp32, or None."""
         given = iter(constants)
         found: list[torch.Tensor | None] = []
         for bias, is_second in zip(self.block.biases, (False, True), strict=True):
-            weight = next(given).detach().float().flatten(1)
+            weight = next(given).detach().flatten(1)
             found.append((weight.t() if is_second else weight).contiguous())
             found.append(next(given).detach().float().contiguous() if bias else None)
         return tuple(found)

@@ -11,6 +11,7 @@ enum Parameter : int {
   ROWS = 4,  // parts of an image's pixels
   BLOCK_C = 64,  // channels of a block
   THREADS = 128,  // of a block
+  MOST_HELD = 32,  // weights of a layer that a thread may hold in registers before they are needed
   INNER = 3,  // enum Activation of the first layer
   OUTER = 6,  // of the second
   HAS_BIAS = 1,  // the first layer

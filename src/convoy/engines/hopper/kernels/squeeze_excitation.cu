@@ -23,7 +23,6 @@ enum : int {
   EACH = (PIXELS + ROWS - 1) / ROWS,
   PITCH = CHANNELS / VECTOR,
   SHARES = THREADS / BLOCK_C,  // threads of a channel in the second layer
-  MOST_HELD = 32,
 };
 
 DEVICE float word_at(u32 at) { return u32_as_float(ld_shared_u32(at)); }
@@ -86,13 +85,23 @@ enum : int {
   HOLDS_FIRST = TURNS * FACTORS <= MOST_HELD,
 };
 
-// weight[hidden][channel], zero where there is none.
-DEVICE float factor(const float* __restrict__ weight, int hidden, int channel) {
-  return hidden < HIDDEN && channel < CHANNELS ? weight[hidden * CHANNELS + channel] : 0.f;
+template <int BYTES> struct Stored { typedef float Value; };
+template <> struct Stored<2> { typedef u16 Value; };
+typedef Stored<VALUE_BYTES>::Value Weight;
+
+DEVICE float to_float(float v) { return v; }
+DEVICE float to_float(u16 v) { return half_to_float<BFLOAT>(v); }
+
+// weight[hidden][channel], zero where there is none. The load has no condition: a few dozen of them would need as many
+// predicate registers, of which there are seven.
+DEVICE float factor(const Weight* __restrict__ weight, int hidden, int channel) {
+  bool there = hidden < HIDDEN && channel < CHANNELS;
+  Weight found = weight[there ? hidden * CHANNELS + channel : 0];
+  return there ? to_float(found) : 0.f;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    squeeze(const uint4* __restrict__ x, const float* __restrict__ weight, float* __restrict__ parts) {
+    squeeze(const uint4* __restrict__ x, const Weight* __restrict__ weight, float* __restrict__ parts) {
   SHARED_MEMORY;
   const Place place;
   // Sums of each line; behind them the means, and the shares of the first layer, by pairs of words.
@@ -130,16 +139,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int turn = 0; turn < TURNS; turn++) {
     float share = 0.f;
+    if constexpr (HOLDS_FIRST) {
 #pragma unroll
-    for (int i = 0; i < FACTORS; i++) {
-      int c = group + i * GROUP;
-      if (c >= BLOCK_C || group >= GROUP) continue;
-      float own;
-      if constexpr (HOLDS_FIRST)
-        own = held[turn * FACTORS + i];
-      else
-        own = factor(weight, first + turn * AT_ONCE, place.column * BLOCK_C + c);
-      share += own * word_at(means + c * 8);
+      for (int i = 0; i < FACTORS; i++) {
+        int c = group + i * GROUP;
+        if (c < BLOCK_C) share += held[turn * FACTORS + i] * word_at(means + c * 8);
+      }
+    } else if (group < GROUP) {
+#pragma unroll 4
+      for (int c = group; c < BLOCK_C; c += GROUP)
+        share += factor(weight, first + turn * AT_ONCE, place.column * BLOCK_C + c) * word_at(means + c * 8);
     }
     if (turn) __syncthreads();
     put(shares + threadIdx.x * 8, share, 0.f);
@@ -156,10 +165,12 @@ enum : int {
   SECOND = (HIDDEN + SHARES - 1) / SHARES,
   HOLDS_SECOND = SECOND <= MOST_HELD,
   ADDERS = THREADS / HIDDEN > 1 ? (THREADS / HIDDEN < PROGRAMS ? THREADS / HIDDEN : PROGRAMS) : 1,  // of a hidden channel
+  TO_ADD = (PROGRAMS + ADDERS - 1) / ADDERS,  // parts
+  AT_A_TIME = TO_ADD < 16 ? TO_ADD : 16,
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    excite(const uint4* __restrict__ x, const float* __restrict__ bias, const float* __restrict__ weight,
+    excite(const uint4* __restrict__ x, const float* __restrict__ bias, const Weight* __restrict__ weight,
            const float* __restrict__ shift, const float* __restrict__ parts, const uint4* __restrict__ residual,
            uint4* __restrict__ y) {
   SHARED_MEMORY;
@@ -178,8 +189,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   parts += (long long)place.image * PROGRAMS * HIDDEN;
   for (int t = threadIdx.x; t < ADDERS * HIDDEN; t += THREADS) {
     float sum = 0.f;
-#pragma unroll 4
-    for (int p = t / HIDDEN; p < PROGRAMS; p += ADDERS) sum += parts[p * HIDDEN + t % HIDDEN];
+#pragma unroll 1
+    for (int from = t / HIDDEN; from < PROGRAMS; from += ADDERS * AT_A_TIME) {
+      float some[AT_A_TIME];  // all loads are under way before the first is added
+#pragma unroll
+      for (int i = 0; i < AT_A_TIME; i++) {
+        int p = from + i * ADDERS;
+        some[i] = parts[(p < PROGRAMS ? p : from) * HIDDEN + t % HIDDEN];
+      }
+#pragma unroll
+      for (int i = 0; i < AT_A_TIME; i++) sum += from + i * ADDERS < PROGRAMS ? some[i] : 0.f;
+    }
     put(added + t * 8, sum, 0.f);
   }
   __syncthreads();
@@ -190,16 +210,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   __syncthreads();
   float sum = 0.f;
+  if constexpr (HOLDS_SECOND) {
 #pragma unroll
-  for (int i = 0; i < SECOND; i++) {
-    int h = share + i * SHARES;
-    if (h >= HIDDEN) continue;
-    float own;
-    if constexpr (HOLDS_SECOND)
-      own = held[i];
-    else
-      own = factor(weight, h, place.column * BLOCK_C + channel);
-    sum += own * word_at(hidden + h * 8);
+    for (int i = 0; i < SECOND; i++) {
+      int h = share + i * SHARES;
+      if (h < HIDDEN) sum += held[i] * word_at(hidden + h * 8);
+    }
+  } else {
+#pragma unroll 4
+    for (int h = share; h < HIDDEN; h += SHARES)
+      sum += factor(weight, h, place.column * BLOCK_C + channel) * word_at(hidden + h * 8);
   }
   put(shares + threadIdx.x * 8, sum, 0.f);
   __syncthreads();

@@ -57,9 +57,8 @@ def error_of(library, name, tile, mean="mean", changes=()):
     (exact,) = oracle(problem, data)
     x, *residual = (t.contiguous(memory_format=torch.channels_last) for t in data.args)
     given, packed = iter(data.constants), []
-    for bias, is_second in zip(found.biases, (False, True), strict=True):
-        weight = next(given).flatten(1)
-        packed.append((weight.t() if is_second else weight).contiguous())
+    for bias in found.biases:
+        packed.append(next(given).flatten(1).t().contiguous())
         packed.append(next(given).float().contiguous() if bias else None)
     guard = 64
     room = torch.full((x.numel() + 2 * guard,), 99.0).to(x.dtype)

@@ -147,12 +147,11 @@ class SqueezeExcitationExecutable(Executable):
             return compile_cubin(engine, late, target, options)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """Both weights as [hidden, channels], so that threads read neighbouring channels, and biases in fp32, or None."""
+        """The first weight as [channels, hidden] and the second as [hidden, channels]; biases in fp32, or None."""
         given = iter(constants)
         found: list[torch.Tensor | None] = []
-        for bias, is_second in zip(self.block.biases, (False, True), strict=True):
-            weight = next(given).detach().flatten(1)
-            found.append((weight.t() if is_second else weight).contiguous())
+        for bias in self.block.biases:
+            found.append(next(given).detach().flatten(1).t().contiguous())
             found.append(next(given).detach().float().contiguous() if bias else None)
         return tuple(found)
 

@@ -92,12 +92,18 @@ typedef Stored<VALUE_BYTES>::Value Weight;
 DEVICE float to_float(float v) { return v; }
 DEVICE float to_float(u16 v) { return half_to_float<BFLOAT>(v); }
 
-// weight[hidden][channel], zero where there is none. The load has no condition: a few dozen of them would need as many
-// predicate registers, of which there are seven.
-DEVICE float factor(const Weight* __restrict__ weight, int hidden, int channel) {
-  bool there = hidden < HIDDEN && channel < CHANNELS;
-  Weight found = weight[there ? hidden * CHANNELS + channel : 0];
+// A weight of the first layer, [channel][hidden], and of the second one, [hidden][channel]: neighbouring threads read
+// neighbours. Zero where there is none. The load has no condition: a few dozen of them would need as many predicate
+// registers, of which there are seven.
+DEVICE float chosen(const Weight* __restrict__ weight, bool there, int place) {
+  Weight found = weight[there ? place : 0];
   return there ? to_float(found) : 0.f;
+}
+DEVICE float first_factor(const Weight* __restrict__ weight, int hidden, int channel) {
+  return chosen(weight, hidden < HIDDEN && channel < CHANNELS, channel * HIDDEN + hidden);
+}
+DEVICE float second_factor(const Weight* __restrict__ weight, int hidden, int channel) {
+  return chosen(weight, hidden < HIDDEN && channel < CHANNELS, hidden * CHANNELS + channel);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -112,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < TURNS * FACTORS; i++) {
       int c = group + i % FACTORS * GROUP;
-      held[i] = c < BLOCK_C && group < GROUP ? factor(weight, first + i / FACTORS * AT_ONCE, place.column * BLOCK_C + c) : 0.f;
+      held[i] = c < BLOCK_C && group < GROUP ? first_factor(weight, first + i / FACTORS * AT_ONCE, place.column * BLOCK_C + c) : 0.f;
     }
   }
   follow();
@@ -148,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     } else if (group < GROUP) {
 #pragma unroll 4
       for (int c = group; c < BLOCK_C; c += GROUP)
-        share += factor(weight, first + turn * AT_ONCE, place.column * BLOCK_C + c) * word_at(means + c * 8);
+        share += first_factor(weight, first + turn * AT_ONCE, place.column * BLOCK_C + c) * word_at(means + c * 8);
     }
     if (turn) __syncthreads();
     put(shares + threadIdx.x * 8, share, 0.f);
@@ -181,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   float held[HOLDS_SECOND ? SECOND : 1];
   if constexpr (HOLDS_SECOND) {
 #pragma unroll
-    for (int i = 0; i < SECOND; i++) held[i] = factor(weight, share + i * SHARES, place.column * BLOCK_C + channel);
+    for (int i = 0; i < SECOND; i++) held[i] = second_factor(weight, share + i * SHARES, place.column * BLOCK_C + channel);
   }
   follow();
   uint4 ahead = {};
@@ -219,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   } else {
 #pragma unroll 4
     for (int h = share; h < HIDDEN; h += SHARES)
-      sum += factor(weight, h, place.column * BLOCK_C + channel) * word_at(hidden + h * 8);
+      sum += second_factor(weight, h, place.column * BLOCK_C + channel) * word_at(hidden + h * 8);
   }
   put(shares + threadIdx.x * 8, sum, 0.f);
   __syncthreads();

@@ -40,6 +40,10 @@ _FOR_HALVES: Final = ("--prec-div=false", "--prec-sqrt=false", "--define-macro=F
 """Options of NVRTC where all results are rounded to half types: divisions, roots and exponentials may be off by some units in
 the last place of fp32."""
 
+_MOST_SPILLED: Final = 256
+"""Bytes that a kernel may spill: it is bound by memory. A pooling of four concatenated values in fp32 spills 24 bytes, because
+it has more conditions than there are registers for them."""
+
 _MOVES_OR_REDUCES: Final = frozenset({
     "cat", "stack", "split", "split_with_sizes", "chunk", "adaptive_avg_pool2d", "avg_pool2d", "max_pool2d",
     "max_pool2d_with_indices", "mean", "sum", "amax", "softmax", "_softmax", "log_softmax", "_log_softmax",
@@ -77,7 +81,8 @@ class FusionExecutable(Executable):
                 code = code_of(self._problem.text, self._problem.layout, part)
                 assert isinstance(code, FusionCode)
                 half = all(spec.dtype != "fp32" for spec in self._results)
-                cubin, log = compile_cubin(self._engine, code.source, self._target, _FOR_HALVES if half else ())
+                options = _FOR_HALVES if half else ()
+                cubin, log = compile_cubin(self._engine, code.source, self._target, options, most_spilled=_MOST_SPILLED)
                 self.log += log
                 functions = [Function(self._engine, cubin, kernel.name, shared_bytes=0) for kernel in code.kernels]
                 self._kernels[part] = code, functions

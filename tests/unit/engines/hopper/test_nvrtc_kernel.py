@@ -114,6 +114,16 @@ def test_spills_are_refused_with_their_log_from_the_cache_too(plant, count: int)
     assert nvrtc.compiled == 1
 
 
+def test_an_engine_may_allow_a_few_bytes_of_spills(plant):
+    plant(QUIET.replace("0 bytes spill stores", "24 bytes spill stores"))
+    for most, refused in ((23, True), (24, False)):
+        if refused:
+            with pytest.raises(nvrtc_kernel.SpillError):
+                nvrtc_kernel.compile_cubin("cuda.fusion", SOURCE, GPU, most_spilled=most)
+        else:
+            assert nvrtc_kernel.compile_cubin("cuda.fusion", SOURCE, GPU, most_spilled=most)[0]
+
+
 def test_a_spill_in_any_of_several_functions_counts(plant):
     plant(QUIET + "\n" + QUIET.replace("0 bytes spill stores", "8 bytes spill stores"))
     with pytest.raises(nvrtc_kernel.SpillError):

@@ -77,7 +77,7 @@ def _recorded(
         run = _Run(twin, tensors, (args, given), names, data=data)
         try:
             outputs = run.outputs()
-        except Exception as error:
+        except Exception as error:  # everything: a model's own code may raise anything
             if data or (run.refused and not run.needs_data):
                 raise
             raise _NeedsDataError from error  # also for an error of the run itself: the device may know better
@@ -226,7 +226,7 @@ class _Run:
             return func(*args, **kwargs)
         try:
             return result_without_data(func, args, kwargs)
-        except Exception:
+        except Exception:  # everything: shape functions without data raise errors of their own
             self.needs_data = True
             raise
 

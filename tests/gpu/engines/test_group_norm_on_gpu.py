@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from convoy.engines.base import Buffers
 from convoy.engines.triton.triton_group_norm import ENGINE
-from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.target import Target
+from tests.gpu.engines.subgraph_checks import assert_every_setting_is_right, assert_replays_give_the_same_bits
 from tests.unit.engines import group_norm_cases
 from tests.unit.engines.group_norm_cases import piece
 
@@ -39,32 +37,9 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_setting_is_right(name: str, target: Target):
-    problem = piece(name)
-    assert ENGINE.supports(problem, target), ENGINE.supports(problem, target).reason
-    for knobs in ENGINE.space(problem, target):
-        executable = ENGINE.build(problem, knobs, target)
-        data = make_data(problem, 5, "normal", "cuda")
-        verdict = judge(executable, ENGINE.family, problem, data, "normal")
-        assert verdict.ok, f"[{knobs}]: {verdict.reason}"
+    assert_every_setting_is_right(ENGINE, piece(name), target)
 
 
 @pytest.mark.parametrize("name", ["diffusion, first level", "groups of ten", "decoder"])
 def test_replays_of_a_graph_give_the_same_bits(name: str, target: Target):
-    problem = piece(name)
-    executable = ENGINE.build(problem, ENGINE.space(problem, target)[0], target)
-    data = make_data(problem, 6, "normal", "cuda")
-    packed = executable.pack(data.constants)
-    y = torch.empty_like(data.args[0])
-    workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
-    executable.launch(Buffers(data.args, [y], packed), workspace)
-    torch.cuda.synchronize()
-    eager = y.clone()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        executable.launch(Buffers(data.args, [y], packed), workspace)
-    for _ in range(20):
-        y.fill_(torch.nan)
-        workspace.fill_(255)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(y, eager)
+    assert_replays_give_the_same_bits(ENGINE, piece(name), target)

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import convoy
-from convoy.engines.base import Buffers
 from convoy.engines.gates.squeeze_excitation import ENGINE
-from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.target import Target
 from convoy.zoo import load_model
+from tests.gpu.engines.subgraph_checks import assert_every_setting_is_right, assert_replays_give_the_same_bits
 from tests.unit.engines import squeeze_excitation_cases
 from tests.unit.engines.squeeze_excitation_cases import block
 
@@ -43,35 +42,12 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_setting_is_right(name: str, target: Target):
-    problem = block(name)
-    assert ENGINE.supports(problem, target), ENGINE.supports(problem, target).reason
-    for knobs in ENGINE.space(problem, target):
-        executable = ENGINE.build(problem, knobs, target)
-        data = make_data(problem, 5, "normal", "cuda")
-        verdict = judge(executable, ENGINE.family, problem, data, "normal")
-        assert verdict.ok, f"[{knobs}]: {verdict.reason}"
+    assert_every_setting_is_right(ENGINE, block(name), target)
 
 
 @pytest.mark.parametrize("name", ["efficientnet, first block", "seresnet, batch of 8", "regnet"])
 def test_replays_of_a_graph_give_the_same_bits(name: str, target: Target):
-    problem = block(name)
-    executable = ENGINE.build(problem, ENGINE.space(problem, target)[0], target)
-    data = make_data(problem, 6, "normal", "cuda")
-    packed = executable.pack(data.constants)
-    y = torch.empty_like(data.args[0])
-    workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
-    executable.launch(Buffers(data.args, [y], packed), workspace)
-    torch.cuda.synchronize()
-    eager = y.clone()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        executable.launch(Buffers(data.args, [y], packed), workspace)
-    for _ in range(20):
-        y.fill_(torch.nan)
-        workspace.fill_(255)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(y, eager)
+    assert_replays_give_the_same_bits(ENGINE, block(name), target)
 
 
 @pytest.mark.parametrize("net", ["efficientnet_b0", "mobilenet_v3_small"])

@@ -243,7 +243,7 @@ class Asked:
     """Stands for the compilation ahead: notes each request, and the time of one build."""
 
     def __init__(self, worth_s):
-        self.worth_s, self.asked = worth_s, []
+        self.worth_s, self.asked, self.begun = worth_s, [], {}
 
     def build(self, wanted, each_s):
         self.asked.append((len(wanted), each_s))

@@ -72,6 +72,15 @@ _SUBGRAPHS = {
         "%n: fp32[1,64,28,28] = aten.group_norm.default(%x, 8, %s, %b, 1e-05, False)\n"
         "%y: fp32[1,64,28,28] = aten.silu.default(%n)\nreturn %y\n"
     ),
+    "squeeze-and-excitation": (
+        "input %x: fp32[1,64,28,28]\nconstant %w0: fp32[16,64,1,1]\nconstant %w1: fp32[64,16,1,1]\n"
+        "%m: fp32[1,64,1,1] = aten.mean.dim(%x, (2, 3), True)\n"
+        "%s: fp32[1,16,1,1] = conv2d(%m, %w0, None, (1, 1), (0, 0), (1, 1), 1)\n"
+        "%a: fp32[1,16,1,1] = aten.silu.default(%s)\n"
+        "%e: fp32[1,64,1,1] = conv2d(%a, %w1, None, (1, 1), (0, 0), (1, 1), 1)\n"
+        "%g: fp32[1,64,1,1] = aten.sigmoid.default(%e)\n"
+        "%y: fp32[1,64,28,28] = aten.mul.Tensor(%x, %g)\nreturn %y\n"
+    ),
     "convolutions in sequence": (
         "input %x: fp32[1,16,32,32]\nconstant %w0: fp32[32,16,1,1]\nconstant %b0: fp32[32]\n"
         "constant %w1: fp32[32,1,3,3]\nconstant %b1: fp32[32]\n"

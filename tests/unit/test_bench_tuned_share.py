@@ -1,4 +1,4 @@
-"""bench/tuning/tuned_share.py and bench/inference/prepare.py: what they compute and what they throw away."""
+"""bench/tuning/tuned_share.py: its shares and its table; bench/inference/prepare.py: the choices that it throws away."""
 
 from __future__ import annotations
 

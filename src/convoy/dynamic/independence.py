@@ -103,7 +103,7 @@ def why_not_split_now(tuner: object, model: nn.Module, call: Call, dims: Dynamic
 
 
 def _other_values(made: Any) -> list[str]:
-    """What a model returns besides tensors."""
+    """The values besides tensors that a model returns."""
     plain = (bool, int, float, complex, str, type(None))
     leaves: list[object] = pytree.tree_leaves(made)
     return [repr(leaf) if isinstance(leaf, plain) else type(leaf).__qualname__ for leaf in leaves]

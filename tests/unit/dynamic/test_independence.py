@@ -28,7 +28,7 @@ def why(function: Callable[..., Any], *inputs: torch.Tensor, least: int = 1, mos
 
 
 def seeded(function: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
-    """What it returns with the same seed in every call, as a copy of a model runs."""
+    """Its results with the same seed in every call, as a copy of a model runs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return function(*args)

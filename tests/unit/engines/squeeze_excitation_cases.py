@@ -3,7 +3,7 @@
 from convoy.problem import SubgraphProblem
 
 CASES = {
-    # n, c, hidden, h, w, dtype, inner, outer, biases of both layers, what follows
+    # n, c, hidden, h, w, dtype, inner, outer, biases of both layers, nodes behind the product
     "efficientnet": (2, 48, 12, 7, 9, "fp32", "silu", "sigmoid", (True, True), ""),
     "mobilenet": (1, 72, 24, 5, 4, "fp16", "relu", "hardsigmoid", (True, True), ""),
     "residual": (2, 64, 16, 6, 6, "fp32", "relu", "sigmoid", (True, True), "add"),

@@ -7,7 +7,7 @@ plans.
     python bench/inference/prepare.py [--mode training] [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16]
         [--providers inductor.default,inductor.conv_1x1_as_mm] [--db FILE] [--tune-seconds N] [--jobs N] [--seconds N]
 
-Give `own_processes` the same options, and `--prepared`.
+Set TORCHINDUCTOR_CACHE_DIR for both scripts, and give `own_processes` the same options and `--prepared`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from bench.inference.own_processes import cases_of, entries_of, parser
 from convoy.compare import case_inputs
 from convoy.compare.case import Case
 
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""The variable that names Inductor's cache. It must be set, so that nobody else's choices are deleted."""
+
 
 def build(case: Case, names: str) -> None:
     """Build each provider of one case once, in this process; one that fails is named and leaves the others."""
@@ -47,9 +50,9 @@ def build(case: Case, names: str) -> None:
                 print(f"{case.label()}: {entry.id}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def forget_choices(cache: str) -> int:
-    """Delete what Inductor chose by time; returns how many files."""
-    found = list(Path(cache).rglob("*.best_config")) if cache else []
+def forget_choices(cache: Path) -> int:
+    """Delete Inductor's choices by time; returns how many files."""
+    found = list(cache.rglob("*.best_config"))
     for path in found:
         path.unlink()
     return len(found)
@@ -65,6 +68,9 @@ def main() -> None:
     if options.one:
         build(Case.from_dict(json.loads(options.one)), options.providers)
         return
+    cache = os.environ.get(CACHE, "")
+    if not cache and any("inductor" in name for name in options.providers.split(",")):
+        raise SystemExit(f"set {CACHE} to a folder: Inductor's choices there are deleted afterwards")
     end = time.monotonic() + (options.seconds or 1e9)
 
     def child(case: Case) -> None:
@@ -77,7 +83,8 @@ def main() -> None:
 
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(child, cases_of(options)))
-    print(f"forgot {forget_choices(os.environ.get('TORCHINDUCTOR_CACHE_DIR', ''))} choices of Inductor", flush=True)
+    if cache:
+        print(f"forgot {forget_choices(Path(cache))} choices of Inductor", flush=True)
 
 
 if __name__ == "__main__":

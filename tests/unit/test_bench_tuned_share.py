@@ -66,9 +66,17 @@ def test_choices_that_were_made_beside_others_are_forgotten(tmp_path: Path) -> N
     (tmp_path / "ab").mkdir()
     (tmp_path / "ab" / "kernel.best_config").write_text("{}")
     (tmp_path / "ab" / "kernel.py").write_text("")
-    assert prepare.forget_choices(str(tmp_path)) == 1
+    assert prepare.forget_choices(tmp_path) == 1
     assert [path.name for path in (tmp_path / "ab").iterdir()] == ["kernel.py"]
-    assert prepare.forget_choices("") == 0
+
+
+def test_inductor_needs_a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's cache would keep choices that were made beside others."""
+    prepare = importlib.import_module("bench.inference.prepare")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(prepare.sys, "argv", ["prepare.py", "--providers", "convoy,inductor.default"])
+    with pytest.raises(SystemExit, match="set TORCHINDUCTOR_CACHE_DIR"):
+        prepare.main()
 
 
 def test_one_provider_that_fails_leaves_the_others(

@@ -105,16 +105,19 @@ def test_a_planted_fault_is_seen(library, change):
     assert error_of(library, "efficientnet", TILES["efficientnet"], changes=[change]) > 1e-3
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("name", ["residual and relu", "many hidden", "one hidden"])
-def test_it_compiles_without_spills(name):
+def test_it_compiles_without_spills(name, arch):
     bindings = pytest.importorskip("cuda.bindings.nvrtc")
     try:
         bindings.nvrtcVersion()
     except RuntimeError as error:
         pytest.skip(str(error))
-    problem = block(name)
-    executable = ENGINE.build(problem, ENGINE.space(problem, TARGET)[0], TARGET)
+    problem, target = block(name), replace(TARGET, arch=arch)
+    assert ENGINE.supports(problem, target)
+    executable = ENGINE.build(problem, ENGINE.space(problem, target)[0], target)
     assert "0 bytes spill stores" in executable.log
+    assert executable.dependent == (arch == "sm_90")
 
 
 def test_settings_fill_the_device_and_no_more(monkeypatch):

@@ -221,7 +221,7 @@ class _Run:
         return made
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a call returns. Where only a run without data fails, the model must not catch the error and go on."""
+        """The result of an operator. If it fails for want of data, `needs_data` says so; the model may catch the error."""
         if self._data:
             return func(*args, **kwargs)
         try:

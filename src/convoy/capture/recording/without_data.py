@@ -1,4 +1,4 @@
-"""Tensors without data, and what the calls of most nets make of them: shapes and strides alone, on no device.
+"""Tensors without data, and the results of the commonest operators on them: shapes and strides alone, on no device.
 
 PyTorch's own functions for the meta device are right too, but some are written in Python, and import Dynamo at their first call.
 That takes two seconds; so calls whose result is plain are answered here, and PyTorch is asked about the others.
@@ -32,7 +32,7 @@ def tensors_without_data(model: nn.Module) -> dict[int, torch.Tensor]:
 
 
 def result_without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call returns for tensors without data, in evaluation mode.
+    """The result of an operator for tensors without data, in evaluation mode.
 
     Raises:
         Exception: PyTorch refuses the call.
@@ -43,7 +43,7 @@ def result_without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 Shaped = Callable[..., torch.Tensor | None]
-"""The result of a call; None where PyTorch should be asked, which also names what is wrong with the operands."""
+"""Computes an operator's result. None: PyTorch computes it, and its error names a wrong operand."""
 
 
 @cache

@@ -97,7 +97,7 @@ def squeeze_excitations(graph: Graph) -> Iterator[Sequence[str]]:
 
 
 def _match(graph: Graph, pool: Node, *, tail: bool = True) -> _Match | None:
-    """The block whose mean a node takes; None if it begins none. With `tail` also what follows the product."""
+    """The block whose mean a node takes, or None. With `tail` the sum and the ReLU behind the product belong to it."""
     x = pool.args[0] if pool.args else None
     if not isinstance(x, Ref) or not _averages_images(graph, pool, x.name):
         return None
@@ -147,7 +147,7 @@ def _layer(graph: Graph, value: str) -> tuple[Node, str, str] | None:
 
 
 def _activated(graph: Graph, layer: Node) -> tuple[Node, str]:
-    """The activation that alone reads a layer's result, with its name; the layer itself, and `none`, if there is none."""
+    """The node that applies a layer's activation, and its name in an epilogue. Without one: the layer itself and `none`."""
     reader = only_reader(graph, layer.outputs[0])
     name = activation_of(reader) if reader is not None else ""
     return (reader, name) if reader is not None and name else (layer, "none")

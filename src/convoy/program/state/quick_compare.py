@@ -163,7 +163,7 @@ def _saved(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _has_saving_hooks() -> bool:
-    """Whether hooks such as `torch.autograd.graph.save_on_cpu` would change what is saved now."""
+    """Whether hooks on saved tensors are active, such as `torch.autograd.graph.save_on_cpu`, which would change them."""
     top = getattr(cast("Any", torch._C)._autograd, "_top_saved_tensors_default_hooks", None)
     return top is not None and top(True) is not None
 

@@ -39,7 +39,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.shared.record import Recorder, origin
 
-PROVIDERS = ("convoy", "torch.ddp", "torch.ddp.compiled", "convoy+bf16", "convoy+bf16_error_feedback", "torch.ddp+bf16")
+PROVIDERS = (
+    "convoy", "torch.ddp", "torch.ddp.compiled", "convoy+factors", "convoy+bf16", "convoy+bf16_error_feedback",
+    "torch.ddp+bf16",
+)  # fmt: skip
 """The most important first."""
 
 LEAST_S = 25.0
@@ -78,15 +81,16 @@ def recorded(run: Run, folder: Path | None = None) -> Recorder:
 def stages(options: argparse.Namespace) -> Iterator[Stage]:
     """All jobs: of each batch first the fewest GPUs, which every efficiency refers to, then the most, then what lies between.
 
-    One process sends nothing: providers that send bf16 have no job of one, and none but for the nets that they are asked for.
+    One process sends nothing: providers that send otherwise than in fp32 have no job of one, and none but for the nets that they
+    are asked for.
     """
     few, *others = sorted(options.gpus)
     for batch in options.batches:
         for count in (few, *sorted(others, reverse=True)):
             for provider in options.providers:
-                sends_bf16 = parts_of(provider)[1] is not None
-                nets = [net for net in options.nets if not sends_bf16 or net in options.compressed]
-                if nets and not (sends_bf16 and count == 1):
+                otherwise = parts_of(provider)[1] is not None
+                nets = [net for net in options.nets if not otherwise or net in options.compressed]
+                if nets and not (otherwise and count == 1):
                     yield [ScalingJob(request_of(options, net, batch), provider, count, "weak") for net in nets]
 
 
@@ -216,7 +220,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--batches", type=_numbers, default=[128, 32], help="images of a GPU")
     made.add_argument("--providers", type=_provider_words, default=list(PROVIDERS))
     made.add_argument(
-        "--compressed", type=_words, default=["alexnet"], help="nets whose gradients are sent in bf16 as well"
+        "--compressed",
+        type=_words,
+        default=["alexnet"],
+        help="nets whose gradients are also sent in bf16, or as factors",
     )
     made.add_argument("--dtype", default="bf16")
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

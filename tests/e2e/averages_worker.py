@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from convoy.training import gradient_allreduce
-from convoy.training.bf16_allreduce import make_allreduce
-from convoy.training.gradient_allreduce import allreduce_gradients
+from convoy.training.allreduce import gradient_allreduce
+from convoy.training.allreduce.gradient_allreduce import allreduce_gradients
+from convoy.training.allreduce.sent_gradients import make_allreduce
 
 STEPS = 32
 LIMIT = 400

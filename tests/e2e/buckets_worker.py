@@ -19,8 +19,9 @@ from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy.pipeline.check import end_to_end
-from convoy.training import gradient_allreduce, overlapped_allreduce, training_job
-from convoy.training.bf16_allreduce import Bf16AllReduce
+from convoy.training import training_job
+from convoy.training.allreduce import gradient_allreduce, overlapped_allreduce
+from convoy.training.allreduce.bf16_allreduce import Bf16AllReduce
 from tests.e2e.leaving import leave
 
 LIMIT = 3000

@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy.measurement import detect_target
 from convoy.perfdb import Database
-from convoy.training import gradient_allreduce, overlapped_allreduce, tune_step
+from convoy.training import tune_step
+from convoy.training.allreduce import gradient_allreduce, overlapped_allreduce
 from convoy.training.plan_agreement import agree_on_plan
 from convoy.training.step import TrainingStep
 from tests.e2e.leaving import leave

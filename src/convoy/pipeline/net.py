@@ -116,6 +116,9 @@ def make_net(
     settings: Settings,
     target: Target,
     buckets: Sequence[Collection[str]] = (),
+    apart: Sequence[tuple[str, ...]] = (),
+    *,
+    joined_too: bool = False,
 ) -> Net:
     """A captured graph with its regions and layout changes.
 
@@ -127,6 +130,8 @@ def make_net(
         settings: layouts, numerics and engines that are allowed.
         target: the device.
         buckets: names of results that are sent to other processes together.
+        apart: convex groups of nodes; no region holds nodes of one and others.
+        joined_too: whether regions with nodes of both are there all the same, for a plan that may have been made without `apart`.
     """
     graph = captured.graph
     shapes = {value: graph.values[value].spec.shape for value in border}
@@ -141,16 +146,22 @@ def make_net(
     quick = skips_layout_search(settings, target)
     layouts = tuple(given) if quick and set(given) == {"nhwc"} else tuple(dict.fromkeys((*layouts, *given)))
     engines = engines_on(target, settings)
-    regions = propose(
-        graph,
-        layouts=layouts,
-        numerics=str(settings.numerics),
-        masks=weight_masks(captured),
-        patterns={pattern for engine in engines for pattern in engine.patterns} | _whole(settings, target),
-        band_bytes=_least_inside(target),
-        whole=whole_scope(settings, target),
-        buckets=buckets,
-    )
+    regions = [
+        region
+        for groups in dict.fromkeys((tuple(apart), ()) if joined_too else (tuple(apart),))
+        for region in propose(
+            graph,
+            layouts=layouts,
+            numerics=str(settings.numerics),
+            masks=weight_masks(captured),
+            patterns={pattern for engine in engines for pattern in engine.patterns} | _whole(settings, target),
+            band_bytes=_least_inside(target),
+            whole=whole_scope(settings, target),
+            buckets=buckets,
+            apart=groups,
+        )
+    ]
+    regions = list({region.id: region for region in regions}.values())
     regions = [region for region in regions if region.pattern != "block" or _has_kernel(region, engines, target)]
     if _has_defects(regions, target):  # a layer by itself avoids them
         regions = [region for region in regions if region.pattern != WHOLE]
@@ -159,8 +170,15 @@ def make_net(
         own = fused_regions(graph, engine.fusions(graph), layouts, engine.id)
         regions += [region for region in own if region.id not in known]
         known.update(region.id for region in own)
+    if not joined_too:
+        regions = [region for region in regions if not any(_mixes(region.nodes, group) for group in apart)]
     copies = layout_problems(graph, layouts)
     return Net(name, captured, regions, layouts, border, copies, target, next(iter(graph.inputs), ""))
+
+
+def _mixes(nodes: Sequence[str], group: Collection[str]) -> bool:
+    """Whether some of the nodes are in the group, and some are not."""
+    return 0 < sum(name in group for name in nodes) < len(nodes)
 
 
 def _has_kernel(region: Region, engines: Sequence[Engine], target: Target) -> bool:

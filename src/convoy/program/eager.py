@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -75,6 +76,13 @@ class EagerProgram:
         if observer is not None:
             observer.end()
         return [slots[slot] for slot in self.bound.outputs]  # pyright: ignore[reportReturnType]
+
+    def with_bound(self, bound: BoundPlan) -> EagerProgram:
+        """A program of another form of the plan, with the same slots; both share streams and workspaces."""
+        made = copy.copy(self)
+        made.bound = bound
+        made._steps = [(step, _allocator(step, self.device)) for step in bound.steps]
+        return made
 
     @property
     def streams(self) -> tuple[torch.cuda.Stream, ...]:

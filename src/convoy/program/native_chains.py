@@ -213,6 +213,13 @@ class ChainedProgram(EagerProgram):
             except CompileError:  # without a working compiler the launches run one by one
                 self._chains = []
 
+    def with_bound(self, bound: BoundPlan) -> EagerProgram:
+        """A program of another form of the plan, whose steps run one by one."""
+        made = super().with_bound(bound)
+        assert isinstance(made, ChainedProgram)
+        made._chains = []
+        return made
+
     @property
     def chains(self) -> list[NativeChain]:
         """The chains, in order."""

@@ -43,6 +43,7 @@ def glue_regions(
     norms: Collection[str] = (),
     *,
     pools: bool = False,
+    apart: Sequence[tuple[str, ...]] = (),
 ) -> list[Region]:
     """Groups of several nodes, and their rest when epilogues take all nodes that they can, or some nodes stay alone.
 
@@ -55,8 +56,10 @@ def glue_regions(
         layouts: memory formats to offer.
         norms: names of the nodes that batch norms could take, the norms included.
         pools: whether an engine computes poolings by themselves.
+        apart: convex groups of nodes that are also offered by themselves; every other group then leaves them out.
     """
     layers = [node.name for node in graph.nodes if node.op in LAYERS or draws_random(node)]
+    layers += [name for names in apart for name in names]
     found: dict[tuple[str, ...], None] = {}
     for names in connected_groups(graph, graph.nodes, layers):
         group = [graph.node(name) for name in names]
@@ -67,6 +70,7 @@ def glue_regions(
         for taken in ((), ends, alone, normed, alone | normed, {name for pair in pooled for name in pair} | ends):
             found.update(dict.fromkeys(connected_groups(graph, group, taken)))
         found.update(dict.fromkeys((*pairs, *pooled)))
+    found.update(dict.fromkeys(apart))
     return [subgraph_region(graph, "glue", nodes, layouts) for nodes in found if len(nodes) > 1]
 
 

@@ -41,6 +41,7 @@ def propose(
     patterns: Collection[str] = (),
     band_bytes: int = 0,
     buckets: Sequence[Collection[str]] = (),
+    apart: Sequence[tuple[str, ...]] = (),
     whole: WholeScope = EVERY_PART,
 ) -> list[Region]:
     """Regions with which selection may cover a graph: in graph order of their first node, glue, casts and nets last.
@@ -56,6 +57,7 @@ def propose(
         patterns: those of `PATTERNS` that some engine has kernels for.
         band_bytes: least size of a value inside a `banded` region.
         buckets: names of results that are sent to other processes together.
+        apart: convex groups of nodes of which no glue holds others too.
         whole: which parts of the net the pattern `whole` proposes.
     """
     found: list[Region] = []
@@ -87,7 +89,7 @@ def propose(
         found += block_regions(graph, layouts)
     chains_of_norms = norm_regions(graph, layouts) if "norm" in patterns else []
     with_norms = {name for region in chains_of_norms for name in region.nodes}
-    glue = glue_regions(graph, epilogues, layouts, with_norms, pools="pool" in patterns)
+    glue = glue_regions(graph, epilogues, layouts, with_norms, pools="pool" in patterns, apart=apart)
     grouped = {region.nodes for region in glue}
     alone = [region for region in chains_of_norms if region.nodes not in grouped]
     nets = whole_regions(graph, layouts, whole) if "whole" in patterns else []

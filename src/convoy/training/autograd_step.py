@@ -10,7 +10,7 @@ from torch import nn
 
 from convoy.capture.loss_module import LossModule
 from convoy.engines.torch_flags import convolutions
-from convoy.training.gradient_allreduce import put_gradients
+from convoy.training.allreduce.gradient_allreduce import put_gradients
 
 
 class AutogradStep:

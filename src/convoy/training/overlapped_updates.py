@@ -12,9 +12,9 @@ from convoy.program.bound_plan import BoundPlan
 from convoy.program.lifetimes import slot_users
 from convoy.program.recording import distinct_stream
 from convoy.schedule import buckets
-from convoy.training.bucket_completion import BucketCompletion, all_written
+from convoy.training.allreduce.bucket_completion import BucketCompletion, all_written
+from convoy.training.allreduce.overlapped_allreduce import OverlappedAllReduce
 from convoy.training.capturable_optimizers import FUSED
-from convoy.training.overlapped_allreduce import OverlappedAllReduce
 
 BUCKET_BYTES = 4 << 20
 """Gradients that are updated together: enough to fill a device, little enough that most are done before the pass ends."""

@@ -53,7 +53,7 @@ def agree_on_plan(
     """
     import torch.distributed as dist
 
-    talk = _patient(group)
+    talk = patient_group(group)
     digests = [text.decode() for text in _gather(target.digest.encode(), talk)]
     if len(set(digests)) > 1:
         raise PlanError("target", digests, "the same device and software in every process")
@@ -87,7 +87,7 @@ def _measured(measure: Share, talk: Any) -> list[bytes]:
     return found
 
 
-def _patient(group: Any) -> Any:
+def patient_group(group: Any) -> Any:
     """The same processes, by a group that talks through their hosts and waits for as long as tuning may take.
 
     It lives as long as they do: once it is ended, the next group of the same processes takes its name, may find its addresses in

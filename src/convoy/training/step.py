@@ -23,6 +23,7 @@ from convoy.program.state.module_state import ModuleState
 from convoy.training.batch_form import BatchForms
 from convoy.training.capturable_optimizers import has_state
 from convoy.training.capture_guard import CaptureGuard
+from convoy.training.factored_run import StepAgreement
 from convoy.training.process_group_shutdown import release_before_shutdown
 from convoy.training.step_capture import capture_step, why_no_graph
 from convoy.training.step_graph import StepGraph
@@ -76,6 +77,7 @@ class TrainingStep:
         self._state = ModuleState(watched, learned=self._stock, inputs=self._lifted)
         self.guard = self._guard_now()
         self.work = StepWork(self._stock, optimizer, options, program, self.guard.device)
+        self._agreement = None if self.work.factored is None else StepAgreement(options.group)
         self.graph: StepGraph | None = None
         self._graph_refused = False
         self._warned: set[str] = set()
@@ -149,17 +151,24 @@ class TrainingStep:
         flat = flatten_batch(batch)
         check_not_empty(flat)
         reason = self._why_stock(flat)
+        factors = self._gathers_factors(possible=reason is None)
         if reason:
             if self.program.runnable is not None:  # else PyTorch's step runs anyway
                 self._warn_once(reason)
             loss = self.work.run_stock(batch, first=first, last=last)
-        elif self._uses_graph():
+        elif factors is not False and self._uses_graph():
             loss = self._run_graph(batch)
         else:
-            loss = self.work.launch(batch, first=first, last=last)
+            loss = self.work.launch(batch, first=first, last=last, factors=factors is True)
             self._warm |= last
         self._micro = 0 if last else self._micro + 1
         return loss
+
+    def _gathers_factors(self, *, possible: bool) -> bool | None:
+        """Whether all processes gather factors in this call; None where no step of this kind does."""
+        if self._agreement is None or self.work.factored is None:
+            return None
+        return self._agreement.all_can(possible and self.work.can_gather_factors())
 
     # --- one CUDA graph -------------------------------------------------------------------------------------------------
 

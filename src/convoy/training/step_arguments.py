@@ -14,7 +14,9 @@ from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
 from convoy.errors import CaptureError, InputError
 from convoy.narrowing import is_sequence
-from convoy.training.bf16_allreduce import BF16_ERROR_FEEDBACK, GRADIENTS
+from convoy.training.allreduce.bf16_allreduce import BF16_ERROR_FEEDBACK
+from convoy.training.allreduce.gathered_factors import FACTORS
+from convoy.training.allreduce.sent_gradients import GRADIENTS
 from convoy.training.step import check_not_empty
 from convoy.training.step_program import StepOptions
 
@@ -57,6 +59,9 @@ def _check_options(options: StepOptions) -> None:
         raise InputError("scaler", type(scaler).__name__, "a torch.amp.GradScaler, or None")
     if options.gradients not in (None, *GRADIENTS):
         raise InputError("gradients", options.gradients, f"{' or '.join(map(repr, GRADIENTS))}, or None")
+    if options.gradients == FACTORS and accumulate > 1:
+        todo = "Accumulated gradients are no products of one batch: use gradients='bf16', or accumulate=1."
+        raise InputError("gradients", options.gradients, "gradients of one batch (accumulate=1)", todo)
     if options.gradients == BF16_ERROR_FEEDBACK and scaler is not None:
         todo = "Use amp=torch.bfloat16, which needs no scaler, or gradients='bf16'."
         raise InputError(

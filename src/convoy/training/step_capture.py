@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from convoy.training.allreduce.gradient_allreduce import has_hooks
 from convoy.training.capturable_optimizers import why_not_capturable
-from convoy.training.gradient_allreduce import has_hooks
 from convoy.training.overlapped_updates import ReadAfterUpdateError
 from convoy.training.step_graph import StepFunction, StepGraph
 from convoy.training.step_work import StepWork

@@ -28,7 +28,8 @@ class StepOptions:
         overlap: whether gradients travel while the backward pass goes on; the averages have the same bits either way.
         early_updates: whether a captured step updates parameters while the backward pass goes on; the same bits either way. None:
             where their update is a large part of the step (`convoy.training.overlapped_updates.EARLY_BYTES_US`).
-        gradients: how fp32 gradients are sent to the other processes (`convoy.training.bf16_allreduce.GRADIENTS`); None: as fp32.
+        gradients: how gradients are sent to the other processes (`convoy.training.allreduce.sent_gradients.GRADIENTS`); None: in
+            their own dtype.
     """
 
     amp: torch.dtype | None = None

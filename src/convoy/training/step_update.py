@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from convoy.training.bf16_allreduce import make_allreduce
-from convoy.training.gradient_allreduce import allreduce_gradients, clip
+from convoy.training.allreduce.gradient_allreduce import allreduce_gradients, clip
+from convoy.training.allreduce.sent_gradients import make_allreduce
 from convoy.training.step_program import StepOptions
 
 

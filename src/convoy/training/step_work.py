@@ -13,10 +13,11 @@ from convoy.capture.batch import flatten_batch
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
 from convoy.engines.group_norm_backward import guarded
+from convoy.training.allreduce.bucket_completion import all_written
+from convoy.training.allreduce.gradient_allreduce import has_hooks, put_gradients
+from convoy.training.allreduce.overlapped_allreduce import OverlappedAllReduce
 from convoy.training.autograd_step import AutogradStep
-from convoy.training.bucket_completion import all_written
-from convoy.training.gradient_allreduce import has_hooks, put_gradients
-from convoy.training.overlapped_allreduce import OverlappedAllReduce
+from convoy.training.factored_run import StepRun, factored_run
 from convoy.training.overlapped_updates import OverlappedUpdates, early_update_pays, make_overlapped_updates
 from convoy.training.step_program import StepOptions, StepProgram
 from convoy.training.step_update import StepUpdate
@@ -37,6 +38,7 @@ class StepWork:
         tensors: parameters, buffers and lifted tensors that the step uses now.
         update: applies the gradients.
         overlap: averages gradients during the backward pass; None if they are averaged after it.
+        factored: the run of the program in which factors are gathered; None if there is none.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class StepWork:
         self.tensors = StepTensors(module, self.lifted)
         self.update = StepUpdate(optimizer, options, device)
         self.overlap = self._make_overlap()
+        self.factored = factored_run(program, self.update.averages, device) if self.overlap is not None else None
 
     def renew(self) -> None:
         """Use the tensors that the model and its loss hold now."""
@@ -82,13 +85,14 @@ class StepWork:
         """The tensors of a batch, and the scaler's factor, as the captured step takes them."""
         return flatten_batch(self.options.given(batch)).tensors
 
-    def launch(self, batch: tuple[Any, ...], *, first: bool, last: bool) -> torch.Tensor:
+    def launch(self, batch: tuple[Any, ...], *, first: bool, last: bool, factors: bool = True) -> torch.Tensor:
         """Run one micro-batch kernel by kernel; gives its loss.
 
         Args:
             batch: (x, *targets).
             first: whether gradients are set, not added.
             last: whether the parameters are updated.
+            factors: whether factors are gathered where the step can do so: every process must do the same.
         """
         if self.program.runnable is None:
             if self.program.capture is None or self.device.type != "cuda" or has_hooks(self.parameters()):
@@ -97,7 +101,7 @@ class StepWork:
             return self.autograd_step(batch)(self.leaves(batch), first=first, last=last)
         self._clear_other_gradients(first=first)
         with torch.no_grad():
-            return self.run(self.leaves(batch), first=first, last=last)
+            return self.run(self.leaves(batch), first=first, last=last, factors=factors)
 
     def run_stock(self, batch: tuple[Any, ...], *, first: bool, last: bool) -> torch.Tensor:
         """Run one micro-batch by PyTorch's autograd, with all hooks; gives its loss."""
@@ -123,7 +127,13 @@ class StepWork:
         return AutogradStep(self.module, rebuild, learning, self.options.accumulate, self.update)
 
     def run(
-        self, batch: Sequence[torch.Tensor], *, first: bool, last: bool, updates: OverlappedUpdates | None = None
+        self,
+        batch: Sequence[torch.Tensor],
+        *,
+        first: bool,
+        last: bool,
+        updates: OverlappedUpdates | None = None,
+        factors: bool = True,
     ) -> torch.Tensor:
         """Run one micro-batch by the program, on torch's current stream and without gradient mode; gives its loss.
 
@@ -132,15 +142,15 @@ class StepWork:
             first: whether gradients are set, not added.
             last: whether the parameters are updated.
             updates: updates parameters during the backward pass; None if they are updated after it.
+            factors: as for `launch`.
         """
-        runnable, capture = self.program.runnable, self.capture
-        assert runnable is not None
+        chosen, capture = self._chosen(factors=factors), self.capture
         parameters, buffers = self.tensors.parameters, self.tensors.buffers
         inputs = [*(parameters[n].detach() for n in capture.parameters), *(buffers[n] for n in capture.buffers), *batch]
-        overlap = None if has_hooks(self.parameters()) else self.overlap
+        overlap = None if has_hooks(self.parameters()) else chosen.overlap
         if overlap is not None:
             overlap.restart()
-        loss, *made = runnable(inputs, updates or overlap)
+        loss, *made = chosen.runnable(inputs, updates or overlap)
         gradients, statistics = made[: len(capture.learned)], made[len(capture.learned) :]
         if statistics:
             foreach_copy([buffers[name] for name in capture.updated], statistics)
@@ -156,8 +166,7 @@ class StepWork:
 
     def overlapped_updates(self) -> OverlappedUpdates | None:
         """Updates of parameters during the backward pass; None if an update needs all gradients, or does not pay."""
-        runnable, options, capture = self.program.runnable, self.options, self.capture
-        assert runnable is not None
+        chosen, options, capture = self._chosen(factors=True), self.options, self.capture
         needs_all = (options.scaler, options.clip_grad_norm) != (None, None)
         averaged_after = self.update.averages is not None and self.overlap is None
         learned = self.learned()
@@ -166,8 +175,19 @@ class StepWork:
         if needs_all or averaged_after or options.accumulate > 1 or not wanted:
             return None
         slots = [capture.parameters.index(name) for name in capture.learned]
-        taken = (*runnable.streams, *self.update.streams)
-        return make_overlapped_updates(runnable.bound, learned, slots, self.optimizer, taken, self.overlap)
+        taken = (*chosen.runnable.streams, *self.update.streams)
+        return make_overlapped_updates(chosen.runnable.bound, learned, slots, self.optimizer, taken, chosen.overlap)
+
+    def can_gather_factors(self) -> bool:
+        """Whether nothing in this process forbids it to gather factors now."""
+        return self.factored is not None and not has_hooks(self.parameters())
+
+    def _chosen(self, *, factors: bool) -> StepRun:
+        """The program that runs, and what averages its gradients."""
+        if factors and self.factored is not None:
+            return self.factored
+        assert self.program.runnable is not None
+        return StepRun(self.program.runnable, self.overlap)
 
     def _clear_other_gradients(self, *, first: bool) -> None:
         """Remove the gradients of parameters that this step gives none, as `zero_grad` does: the optimizer would apply them."""

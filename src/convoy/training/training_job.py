@@ -46,6 +46,8 @@ from convoy.report.summary import Summary
 from convoy.schedule import Collective, cast_groups, collectives
 from convoy.settings import Settings
 from convoy.target import Target
+from convoy.training.allreduce.gathered_factors import FACTORS
+from convoy.training.allreduce.weight_products import WeightProduct, kept_apart, weight_products, worth_gathering
 from convoy.training.batch_form import InputForm
 from convoy.training.start_step import StepStart
 from convoy.training.step import TrainingStep
@@ -125,8 +127,20 @@ class TrainingJob:
         images = graph.inputs[len(capture.parameters) + len(capture.buffers) :]
         first = image_layout(next((border[value] for value in images if value in border), "nchw"))
         sent = [one.args for one in self._collectives()] if replayed is None else cast_groups(replayed.steps)
-        net = make_net(name, capture.captured, border, first, self.settings, self.target, sent)
+        apart = [product.nodes for product in self._products(replayed)]
+        net = make_net(
+            name, capture.captured, border, first, self.settings, self.target, sent, apart,
+            joined_too=replayed is not None,
+        )  # fmt: skip
         return dataclasses.replace(net, batch_input=images[0])
+
+    def _products(self, replayed: Plan | None) -> list[WeightProduct]:
+        """The weight gradients that have steps of their own: that may be gathered as factors, or that a plan keeps apart."""
+        graph = self.capture.captured.graph
+        gradients = graph.outputs[1 : 1 + len(self.capture.learned)]
+        if replayed is not None:
+            return kept_apart(weight_products(graph, gradients), [step.nodes for step in replayed.steps])
+        return worth_gathering(graph, gradients, self.target.device) if self.options.gradients == FACTORS else []
 
     def inputs(self) -> list[torch.Tensor]:
         """Parameters, buffers and batch, in the graph's order."""
@@ -144,6 +158,8 @@ class TrainingJob:
         with limited, Database.open(settings.db) as database:
             clock = Stopwatch()
             more: dict[str, object] = {"sent": list(map(str, self._collectives()))}
+            if products := self._products(None):
+                more["apart"] = [product.nodes for product in products]
             store = plan_store("training", database, self.net, settings, more)
             started = start_stored(store, self._start(clock))
             if isinstance(started, TrainingResult):

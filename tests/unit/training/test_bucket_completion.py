@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from convoy.training.bucket_completion import BucketCompletion
+from convoy.training.allreduce.bucket_completion import BucketCompletion
 
 WAITS = [{0, 3}, {1}, {2, 3}]
 

@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convoy.program.state.module_state import ModuleState
+from convoy.training.allreduce.gradient_allreduce import clip
 from convoy.training.capturable_optimizers import capturable, has_state, options, why_not_capturable
 from convoy.training.capture_guard import CaptureGuard
-from convoy.training.gradient_allreduce import clip
 
 Maker = Callable[[nn.Module], torch.optim.Optimizer]
 

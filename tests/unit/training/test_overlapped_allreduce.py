@@ -17,11 +17,11 @@ from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.schedule import CapacityModel, collectives, parallel_steps
 from convoy.schedule.collectives import buckets
 from convoy.schedule.timeline import planned
-from convoy.training import gradient_allreduce, overlapped_allreduce
-from convoy.training.bf16_allreduce import Bf16ErrorFeedback
-from convoy.training.bucket_completion import all_written
-from convoy.training.gradient_allreduce import GradientAllReduce, allreduce_gradients
-from convoy.training.overlapped_allreduce import OverlappedAllReduce
+from convoy.training.allreduce import gradient_allreduce, overlapped_allreduce
+from convoy.training.allreduce.bf16_allreduce import Bf16ErrorFeedback
+from convoy.training.allreduce.bucket_completion import all_written
+from convoy.training.allreduce.gradient_allreduce import GradientAllReduce, allreduce_gradients
+from convoy.training.allreduce.overlapped_allreduce import OverlappedAllReduce
 
 CPU = torch.device("cpu")
 

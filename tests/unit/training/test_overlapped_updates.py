@@ -15,10 +15,11 @@ from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy.pipeline.check import end_to_end
-from convoy.training import overlapped_allreduce, overlapped_updates
-from convoy.training.bucket_completion import BucketCompletion
-from convoy.training.gradient_allreduce import GradientAllReduce
-from convoy.training.overlapped_allreduce import OverlappedAllReduce
+from convoy.training import overlapped_updates
+from convoy.training.allreduce import overlapped_allreduce
+from convoy.training.allreduce.bucket_completion import BucketCompletion
+from convoy.training.allreduce.gradient_allreduce import GradientAllReduce
+from convoy.training.allreduce.overlapped_allreduce import OverlappedAllReduce
 from convoy.training.overlapped_updates import OverlappedUpdates, ReadAfterUpdateError, make_overlapped_updates
 from convoy.training.step import TrainingStep
 

@@ -32,7 +32,8 @@ Providers = Annotated[
     typer.Option(
         "--providers",
         help="Who trains, separated by commas: torch.ddp, torch.ddp.compiled, convoy. With +bf16 behind it, a provider sends its"
-        " gradients in bf16 (convoy+bf16); with +bf16_error_feedback, Convoy adds what rounding dropped to the next step's.",
+        " gradients in bf16 (convoy+bf16); with +bf16_error_feedback, Convoy adds what rounding dropped to the next step's;"
+        " with +factors, it gathers the factors of linear layers' gradients instead of averaging these.",
         rich_help_panel=SUBJECT,
     ),
 ]

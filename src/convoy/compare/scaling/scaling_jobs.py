@@ -22,7 +22,13 @@ the step of `convoy.training_step`."""
 DEFAULT_PROVIDERS: Final = ("torch.ddp", "convoy")
 """Those of a command that names none: Inductor compiles for a minute or more in each job."""
 
-GRADIENTS: Final = {"torch.ddp": ("bf16",), "torch.ddp.compiled": ("bf16",), "convoy": ("bf16", "bf16_error_feedback")}
+BF16_SENT: Final = ("bf16", "bf16_error_feedback")
+"""Ways to send gradients in half the bytes of fp32."""
+
+FACTORS: Final = "factors"
+"""Gradients of linear layers are multiplied from gathered factors."""
+
+GRADIENTS: Final = {"torch.ddp": ("bf16",), "torch.ddp.compiled": ("bf16",), "convoy": (*BF16_SENT, FACTORS)}
 """How a provider can send its gradients besides in their own dtype: `convoy+bf16` is the name of such a provider."""
 
 PROVIDER_NAMES: Final = (*PROVIDERS, *(f"{name}+{sent}" for name, all_sent in GRADIENTS.items() for sent in all_sent))

@@ -51,9 +51,10 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
     wait(device)
     counts = {name: steps_a_round(step, float(request["round_s"]), device) for name, step in trained.steps.items()}
     rounds = _quiet_rounds(lambda number: _turns(trained.steps, counts, number, device, stage), int(request["rounds"]))
-    values = {"gradient_bytes": float(setup.gradient_bytes)}
+    sent = trained.sent_bytes or float(setup.gradient_bytes)
+    values = {"gradient_bytes": sent}
     stage("asking the link")
-    values |= link(setup.gradient_bytes, device)
+    values |= link(int(sent), device)
     stage("launches")
     values |= launches(trained.steps.get("compute", trained.steps["step"]), device)
     stage("watching the collectives")

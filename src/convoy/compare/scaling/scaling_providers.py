@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from convoy.compare.scaling.scaling_clocks import Step, peak_bytes
 from convoy.compare.scaling.scaling_ddp import compiled_ddp, ddp
-from convoy.compare.scaling.scaling_jobs import BASELINE_KEPT
+from convoy.compare.scaling.scaling_jobs import BASELINE_KEPT, FACTORS
 from convoy.compare.scaling.scaling_setup import ProviderSteps, Stage, TrainingSetup, loss_of
 from convoy.errors import ConvoyError, PlanError
 from convoy.settings import Settings
@@ -78,18 +78,23 @@ def _convoy(setup: TrainingSetup, request: Mapping[str, Any], stage: Stage) -> P
     setting = f"channels_last, training_step, {effort}"
     setting += f", gradients={setup.gradients}" if setup.gradients else ""
     setting += f", {BASELINE_KEPT}" if together.plan.baseline else ""
-    return ProviderSteps({**steps, "input": fed}, setting, most, notes)
+    factored = together.work.factored
+    sent = None if factored is None else factored.sent_bytes
+    return ProviderSteps({**steps, "input": fed}, setting, most, notes, sent)
 
 
 def _plan_file(setup: TrainingSetup, request: Mapping[str, Any]) -> Path | None:
     """The file of the plan for this model, batch and dtype, where the request names a folder of plans.
+
+    A step that gathers factors has a plan of its own, which keeps their products apart.
 
     All processes look for it before the first one writes it: that one has met the others in `training_step` by then.
     """
     if not request["plans"]:
         return None
     model = re.sub(r"[^A-Za-z0-9_.]+", "-", str(request["model"]))
-    return Path(request["plans"]) / f"{model}-{setup.x.shape[0]}-{request['dtype']}.plan.json"
+    apart = f"-{FACTORS}" if setup.gradients == FACTORS else ""
+    return Path(request["plans"]) / f"{model}-{setup.x.shape[0]}-{request['dtype']}{apart}.plan.json"
 
 
 PROVIDERS: Final[dict[str, Callable[[TrainingSetup, Mapping[str, Any], Stage], ProviderSteps]]] = {

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from convoy.compare.scaling.scaling_clocks import Step
+from convoy.compare.scaling.scaling_jobs import BF16_SENT
 from convoy.narrowing import is_list
 from convoy.typed_torch import in_memory_format
 from convoy.zoo import example_args, load_model, preprocessing
@@ -30,12 +31,14 @@ class ProviderSteps:
         setting: how the provider is set, in words.
         peak_bytes: most that PyTorch held on the GPU during some steps, model and batch included; None on a CPU.
         notes: lines for people.
+        sent_bytes: bytes of gradients whose all-reduce sends as much as a step; None: those of the setup.
     """
 
     steps: dict[str, Step]
     setting: str
     peak_bytes: float | None
     notes: list[str] = field(default_factory=list[str])
+    sent_bytes: float | None = None
 
 
 def loss_of(output: Any, target: torch.Tensor) -> torch.Tensor:
@@ -85,7 +88,7 @@ class TrainingSetup:
     def gradient_bytes(self) -> int:
         """Bytes that each step sends."""
         found = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
-        return found // 2 if self.gradients else found  # parameters are fp32
+        return found // 2 if self.gradients in BF16_SENT else found  # parameters are fp32
 
     def optimizer(self) -> torch.optim.Optimizer:
         """SGD with momentum, as nets of images are trained; one fused kernel on a GPU."""

@@ -22,7 +22,6 @@ from convoy.compare.scaling.scaling_jobs import GRADIENTS, PROVIDER_NAMES, Scale
 from convoy.compare.scaling.scaling_measure import measure
 from convoy.compare.scaling.scaling_providers import PROVIDERS
 from convoy.compare.scaling.scaling_rows import result_row, with_efficiency
-from convoy.training import bf16_allreduce
 
 NET = """
 from torch import nn
@@ -37,7 +36,7 @@ def other():
 
 
 def test_names_say_who_trains_and_how_gradients_are_sent() -> None:
-    assert GRADIENTS["convoy"] == bf16_allreduce.GRADIENTS
+    assert GRADIENTS["convoy"] == sent_gradients.GRADIENTS
     assert {parts_of(name)[0] for name in PROVIDER_NAMES} == set(PROVIDERS)
     assert parts_of("convoy+bf16_error_feedback") == ("convoy", "bf16_error_feedback")
     assert parts_of("torch.ddp.compiled") == ("torch.ddp.compiled", None)

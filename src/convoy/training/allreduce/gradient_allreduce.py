@@ -54,10 +54,14 @@ class GradientAllReduce:
     Args:
         group: a process group of `torch.distributed`.
         device: where the gradients lie.
+
+    Attributes:
+        group: the process group.
+        stream: what gradients are sent on; None on a CPU.
     """
 
     def __init__(self, group: Any, device: torch.device) -> None:
-        self._group = group
+        self.group = group
         self.stream = distinct_stream(device) if device.type == "cuda" else None
         self._arrival = self.stream
         self._under_way: list[Callable[[], None]] = []
@@ -122,13 +126,13 @@ class GradientAllReduce:
         import torch.distributed as dist
 
         how = dist.ReduceOp.AVG if self._sender_divides() else dist.ReduceOp.SUM
-        return all_reduce(flat, how, group=self._group, async_op=True)
+        return all_reduce(flat, how, group=self.group, async_op=True)
 
     def _divide(self, flat: torch.Tensor) -> None:
         """Make averages of sums, where the sender did not."""
         import torch.distributed as dist
 
-        size = 1 if self._sender_divides() else dist.get_world_size(self._group)
+        size = 1 if self._sender_divides() else dist.get_world_size(self.group)
         if size > 1:
             flat.div_(size)
 
@@ -136,7 +140,7 @@ class GradientAllReduce:
         """NCCL divides while it sends; others want a launch for it behind every bucket."""
         import torch.distributed as dist
 
-        return dist.get_backend(self._group) == dist.Backend.NCCL
+        return dist.get_backend(self.group) == dist.Backend.NCCL
 
 
 def allreduce_gradients(gradients: Sequence[torch.Tensor], averages: GradientAllReduce) -> None:

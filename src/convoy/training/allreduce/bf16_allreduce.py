@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from convoy.program.recording import distinct_stream
-from convoy.training.gradient_allreduce import GradientAllReduce, memory_order, put_averages
+from convoy.training.allreduce.gradient_allreduce import GradientAllReduce, memory_order, put_averages
 from convoy.typed_torch import all_gather_flat, all_to_all, foreach_add, foreach_copy, split
 
 BF16: Final = "bf16"
@@ -16,9 +16,6 @@ BF16: Final = "bf16"
 
 BF16_ERROR_FEEDBACK: Final = "bf16_error_feedback"
 """fp32 gradients are sent in bf16 and summed in fp32. What rounding dropped is added to the next step's gradients."""
-
-GRADIENTS: Final = (BF16, BF16_ERROR_FEEDBACK)
-"""Values of `gradients` of `convoy.training_step`; None: gradients are sent in their own dtype."""
 
 
 class Bf16AllReduce(GradientAllReduce):
@@ -49,7 +46,7 @@ class Bf16AllReduce(GradientAllReduce):
         """NCCL multiplies by 1 / n in bf16, which is exact for powers of two alone."""
         import torch.distributed as dist
 
-        size = dist.get_world_size(self._group)
+        size = dist.get_world_size(self.group)
         return super()._sender_divides() and not size & (size - 1)
 
     def _begun(self, bucket: Sequence[torch.Tensor]) -> Callable[[], None]:
@@ -97,13 +94,13 @@ class Bf16ErrorFeedback(Bf16AllReduce):
 
         values = [memory_order(gradient) for gradient in bucket]
         counts = [value.numel() for value in values]
-        size, total = dist.get_world_size(self._group), sum(counts)
+        size, total = dist.get_world_size(self.group), sum(counts)
         error, share_error = self._errors_of(bucket, size, total)
         foreach_add(split(error[:total], counts), values)
         sent = _rounded(error)
         parts = torch.empty_like(sent)
         self._kept += [sent, parts]
-        work = all_to_all(parts, sent, group=self._group, async_op=True)
+        work = all_to_all(parts, sent, group=self.group, async_op=True)
 
         def arrive() -> None:
             work.wait()
@@ -111,7 +108,7 @@ class Bf16ErrorFeedback(Bf16AllReduce):
             share = _rounded(share_error)
             found = torch.empty_like(sent)
             self._kept += [share, found]
-            all_gather_flat(found, share, group=self._group)
+            all_gather_flat(found, share, group=self.group)
             put_averages(bucket, found[:total])
 
         return arrive
@@ -140,18 +137,3 @@ def _rounded(values: torch.Tensor) -> torch.Tensor:
     found = values.to(torch.bfloat16)
     values.sub_(found).nan_to_num_(0.0, 0.0, 0.0)
     return found
-
-
-def make_allreduce(group: Any, device: torch.device, gradients: str | None) -> GradientAllReduce:
-    """What averages gradients over a process group.
-
-    Args:
-        group: a process group of `torch.distributed`. Gradients of one process are sent to nobody and never rounded.
-        device: where the gradients lie.
-        gradients: one of `GRADIENTS`, or None.
-    """
-    import torch.distributed as dist
-
-    if gradients is None or dist.get_world_size(group) == 1:
-        return GradientAllReduce(group, device)
-    return {BF16: Bf16AllReduce, BF16_ERROR_FEEDBACK: Bf16ErrorFeedback}[gradients](group, device)

@@ -22,6 +22,7 @@ from convoy.compare.scaling.scaling_jobs import GRADIENTS, PROVIDER_NAMES, Scale
 from convoy.compare.scaling.scaling_measure import measure
 from convoy.compare.scaling.scaling_providers import PROVIDERS
 from convoy.compare.scaling.scaling_rows import result_row, with_efficiency
+from convoy.training.allreduce import sent_gradients
 
 NET = """
 from torch import nn

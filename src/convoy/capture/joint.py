@@ -18,6 +18,7 @@ from convoy.capture.function_state import FunctionState
 from convoy.capture.loss_module import LossModule
 from convoy.capture.node_names import operator_name
 from convoy.capture.passes.remove_restrides import remove_restrides
+from convoy.capture.recording.undecomposed import undecomposed
 from convoy.capture.traced_step import SharedGradientError, TracedStep, UnliftedError, UnusedParametersError
 from convoy.engines.group_norm_backward import GroupNormGuard
 from convoy.errors import CaptureError, InputError
@@ -117,7 +118,8 @@ def _trace(step: TracedStep) -> Joint:
     try:
         # The tracer runs operators on the real tensors, and PyTorch's kernel may crash.
         guard = GroupNormGuard() if step.device.type == "cpu" else nullcontext()
-        with guard, quiet(), torch.enable_grad(), torch.autocast(step.device.type, enabled=False):
+        autocast = torch.autocast(step.device.type, enabled=False)
+        with guard, quiet(), undecomposed(), torch.enable_grad(), autocast:
             made = aot_export_module(step, step.leaves, trace_joint=True, output_loss_index=0)
     except (CaptureError, InputError, UnliftedError):
         raise

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from convoy.capture.recording.undecomposed import undecomposed
 from convoy.settings import Settings
 from convoy.torch_compile.training_graph import TracedGraph
 
@@ -57,7 +58,9 @@ def compile_passes(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
 
     compilers = {"fw_compiler": "forward", "bw_compiler": "backward", "inference_compiler": "inference"}
     backend = aot_autograd(**{argument: compiler(name) for argument, name in compilers.items()})
-    return CompiledPasses(backend(graph_module, example_inputs), plain == [True])
+    with undecomposed():
+        run = backend(graph_module, example_inputs)
+    return CompiledPasses(run, plain == [True])
 
 
 def _is_plain() -> bool:

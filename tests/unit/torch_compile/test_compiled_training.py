@@ -105,6 +105,22 @@ def test_an_eager_loop_trains_as_before(graphs: list[TracedGraph], options: dict
     assert has_plans(graphs)
 
 
+def test_passes_have_pytorchs_operators_of_upsampling_and_silu(graphs: list[TracedGraph], options: dict[str, Any]):
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Upsample(scale_factor=2, mode="bilinear"), nn.Upsample(13))
+    module.append(nn.Flatten()).append(nn.Linear(4 * 13 * 13, 5))
+    stock = copy.deepcopy(module)
+    train(torch.compile(module, backend="convoy", options=options, fullgraph=True), module)
+    train(stock, stock)
+    agree(module, stock)
+    called = [str(node.target) for graph in graphs for node in graph._module.graph.nodes if node.op == "call_function"]
+    assert {f"aten.{name}.default" for name in ("silu", "upsample_bilinear2d", "upsample_nearest2d")} <= {*called}
+    assert {f"aten.{name}_backward.default" for name in ("silu", "upsample_bilinear2d", "upsample_nearest2d")} <= {
+        *called
+    }
+    assert not any("index" in name or "fill" in name for name in called)
+
+
 def test_passes_are_tuned_outside_the_modes_of_their_first_call(
     graphs: list[TracedGraph], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):

@@ -31,6 +31,7 @@ class Captured:
         strides: how PyTorch lays out each of the graph's outputs for arguments like those at capture; None, or empty: not known.
         traced: what PyTorch itself runs, before any pass, where that may differ in which bits it gives from run to run.
         was_run: whether the strides are those of a run of the model, not of a trace.
+        returned: outputs that are the model's own parameters, buffers or other tensors: index of the output, qualified name.
     """
 
     graph: Graph
@@ -43,6 +44,7 @@ class Captured:
     strides: tuple[tuple[int, ...] | None, ...] = ()
     traced: Graph | None = None
     was_run: bool = False
+    returned: tuple[tuple[int, str], ...] = ()
 
     @property
     def as_pytorch(self) -> Graph:

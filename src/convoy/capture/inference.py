@@ -93,7 +93,7 @@ def capture_with_original(
         written, strides = lowered.overwritten, lowered.strides
         return Captured(
             graph, constants, lowered.arguments, lowered.results, notes, overwritten=written, strides=strides,
-            was_run=isinstance(program, RecordedProgram),
+            was_run=isinstance(program, RecordedProgram), returned=lowered.returned,
         )  # fmt: skip
 
     original = captured()

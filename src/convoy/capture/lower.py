@@ -20,13 +20,17 @@ from convoy.errors import CaptureError
 
 @dataclass(slots=True)
 class Lowered:
-    """A draft, how the model nests arguments and results, names of arguments that it overwrites, strides of outputs."""
+    """A draft, how the model nests arguments and results, names of arguments that it overwrites, strides of outputs.
+
+    `returned` holds outputs that are the model's own tensors: index of the output, qualified name of the tensor.
+    """
 
     draft: Draft
     arguments: Structure
     results: Structure
     overwritten: tuple[str, ...] = ()
     strides: tuple[tuple[int, ...] | None, ...] = ()
+    returned: tuple[tuple[int, str], ...] = ()
 
 
 def lower(program: ExportedProgram | RecordedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
@@ -45,6 +49,7 @@ class _Lowering(NodeLowering):
         self.program = program
         self.overwritten: list[str] = []
         self.strides: list[tuple[int, ...] | None] = []
+        self.returned: list[tuple[int, str]] = []
 
     def run(self, *, plain: bool) -> Lowered:
         nodes = list(self.program.graph.nodes)
@@ -61,8 +66,9 @@ class _Lowering(NodeLowering):
         assert nesting.out_spec is not None
         results = self._outputs(next(node for node in nodes if node.op == "output"))
         arguments = Structure(nesting.in_spec, leaves, plain=plain and all(leaf is None for leaf in leaves))
+        nested = Structure(nesting.out_spec, results)
         return Lowered(
-            self.draft, arguments, Structure(nesting.out_spec, results), tuple(self.overwritten), tuple(self.strides)
+            self.draft, arguments, nested, tuple(self.overwritten), tuple(self.strides), tuple(self.returned)
         )
 
     def _inputs(self, placeholders: list[tuple[fx.Node, Any]]) -> list[Leaf]:
@@ -117,6 +123,8 @@ class _Lowering(NodeLowering):
                 leaves.append(self._output(value))
                 if leaves[-1] is None:
                     assert isinstance(value, fx.Node)
+                    if "convoy_target" in value.meta:
+                        self.returned.append((len(self.strides), value.meta["convoy_target"]))
                     self.strides.append(_strides_of(value))
         return leaves
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from convoy.program import calls
 from convoy.program.cuda_graph import CudaGraphProgram
@@ -74,9 +75,10 @@ def run_checked(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     strides: OutputStrides,
+    model: nn.Module,
     why_stale: Callable[[], str | None],
 ) -> tuple[Any, str | None]:
-    """Run a program unless it is stale.
+    """Run a program of a module unless it is stale.
 
     A GPU gets its work before the module's state is checked, which takes tens of microseconds (ResNet-50 has 320 tensors). If the
     state has changed, the result is thrown away.
@@ -89,10 +91,10 @@ def run_checked(
         torch._C._set_grad_enabled(False)  # `torch.no_grad` takes ten times as long
     try:
         if isinstance(program.runnable, CudaGraphProgram):
-            made = program(args, kwargs, strides)
+            made = program(args, kwargs, strides, model)
             return made, why_stale()
         reason = why_stale()
-        return (program(args, kwargs, strides) if reason is None else None), reason
+        return (program(args, kwargs, strides, model) if reason is None else None), reason
     finally:
         if had_gradients:
             torch._C._set_grad_enabled(True)

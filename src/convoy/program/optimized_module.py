@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -16,10 +16,11 @@ from convoy.program import calls
 from convoy.program.call_forms import checked_arguments
 from convoy.program.improvement import improve
 from convoy.program.known_calls import run_checked
-from convoy.program.program_cache import CachedProgram, ProgramCache, Tuner, stock_names
+from convoy.program.program_cache import CachedProgram, ProgramCache, Tuner
 from convoy.program.runnable_program import Program
 from convoy.program.serialization import restore_module, saved_programs
 from convoy.program.shared_memory import SharedMemory
+from convoy.program.state.stock_interface import StockInterface
 
 _RESTORED: Final = frozenset({"program_cache", "_modules"})
 """Attributes that a pickle holds in another form."""
@@ -29,7 +30,7 @@ OTHER_STRIDES: Final = (
 )
 
 
-class OptimizedModule(nn.Module):
+class OptimizedModule(StockInterface):
     """Runs the program that fits a call. If none does, the stock module runs, and one warning gives the reason.
 
     Programs compute inference results: outputs carry no gradient. The stock module runs if an input requires a gradient, in
@@ -70,11 +71,6 @@ class OptimizedModule(nn.Module):
         self.program_cache = ProgramCache(model, tuner, check)
         self.program_cache.add(args, kwargs, program)
         self.training = False
-
-    @property
-    def stock(self) -> nn.Module:
-        """The module that was optimized, as the user gave it."""
-        return self.model
 
     @property
     def plan(self) -> Plan:
@@ -168,46 +164,10 @@ class OptimizedModule(nn.Module):
         known = None if kwargs or self.training else cache.known.find(args)
         if known is None or not known.may_run(args):
             return self._run_unknown(args, kwargs)
-        made, reason = run_checked(known.program, args, kwargs, known.strides, cache.why_stale)
+        made, reason = run_checked(known.program, args, kwargs, known.strides, self.model, cache.why_stale)
         return made if reason is None else self._run_stock(args, kwargs, reason, kind="stale")
 
-    # --- a drop-in for the stock module -------------------------------------------------------------------------------------
-
-    def __getattr__(self, name: str) -> Any:
-        """The stock module's attributes and methods, such as `num_classes`, besides its own."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            model = self.__dict__.get("_modules", {}).get("model")
-            if model is None or name.startswith("__"):
-                raise
-            return getattr(model, name)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The stock module's state dict, under its own names."""
-        return self.model.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load the stock module's state dict; names may begin with `model.`, as a wrapper adds it. Call `refresh` afterwards."""
-        return self.model.load_state_dict(stock_names(state_dict, self.model), strict=strict, assign=assign)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        """As a part of a larger module that loads its state dict: rename the entries as `model` expects them."""
-        part = {key.removeprefix(prefix): state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
-        found = stock_names(part, self.model)
-        state_dict.update((f"{prefix}model.{key}", value) for key, value in found.items())
-        cast("Any", super())._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+    # --- copies -------------------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
         """An independent module around a copy of the stock module. The programs are shared."""
@@ -249,7 +209,7 @@ class OptimizedModule(nn.Module):
         if wanted == "unknown":
             reason = cache.why_stale()
         else:
-            made, reason = run_checked(cached.program, *given, wanted, cache.why_stale)
+            made, reason = run_checked(cached.program, *given, wanted, self.model, cache.why_stale)
             if reason is None:
                 if found[1] is None and not kwargs:
                     known.keep(args, cached.program, wanted)

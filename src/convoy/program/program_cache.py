@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, Literal
 
@@ -267,17 +266,3 @@ class ProgramCache:
 
 def _shown(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def stock_names(state_dict: Mapping[str, Any], model: nn.Module) -> Mapping[str, Any]:
-    """A state dict under the stock module's names: a prefix `model.` on all of them, as a wrapper adds it, is removed."""
-    own = model.state_dict().keys()
-    wrapped = bool(state_dict) and all(key.startswith("model.") for key in state_dict) and not own >= state_dict.keys()
-    if not wrapped:
-        return state_dict
-    found = OrderedDict((key.removeprefix("model."), value) for key, value in state_dict.items())
-    versions = getattr(state_dict, "_metadata", None)
-    if versions is not None:
-        kept = {key.removeprefix("model").removeprefix("."): value for key, value in versions.items()}
-        setattr(found, "_metadata", kept)  # noqa: B010 - PyTorch's state dicts have this attribute too, outside of their type
-    return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from convoy.capture import Captured
 from convoy.errors import InputError, PlanError
@@ -69,13 +70,20 @@ class Program:
         """A pickle holds the plan only: executables belong to this process. A loaded OptimizedModule binds the plan again."""
         return Program, (self.plan, None, None)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], strides: calls.Strides | str = "as made") -> Any:
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        strides: calls.Strides | str = "as made",
+        model: nn.Module | None = None,
+    ) -> Any:
         """Run on arguments of the captured structure. Outputs with other strides than `strides` are copied.
 
         Args:
             args: positional arguments.
             kwargs: keyword arguments.
             strides: strides of the outputs; "as made": as for the arguments that the program was made for.
+            model: the module whose own tensors are returned where the captured module returns its own; None: copies are.
         """
         if self.runnable is None or self.captured is None:
             raise InputError("plan", "baseline", "a plan with steps")
@@ -84,7 +92,26 @@ class Program:
             made = in_known_strides(made, self.captured.strides)
         else:
             made = [in_strides(tensor, wanted) for tensor, wanted in zip(made, strides, strict=True)]
+        if model is not None and self.captured.returned:
+            made = with_own_tensors(made, self.captured.returned, model)
         return self.captured.unflatten_outputs(made)
+
+
+def with_own_tensors(
+    outputs: Sequence[torch.Tensor], returned: Sequence[tuple[int, str]], model: nn.Module
+) -> list[torch.Tensor]:
+    """Outputs with a module's own parameters and buffers in place of their copies.
+
+    A tensor that the module does not have under its name, such as a constant in the code of `forward`, stays a copy.
+    """
+    found = list(outputs)
+    for index, name in returned:
+        own: Any = model
+        for part in name.split("."):
+            own = getattr(own, part, None)
+        if isinstance(own, torch.Tensor) and own.shape == found[index].shape and own.dtype == found[index].dtype:
+            found[index] = own
+    return found
 
 
 def build_program(

@@ -53,7 +53,13 @@ class SizeProgram(Program):
     signature: calls.Signature = ()
     ran: list[int] | None = None
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], strides: calls.Strides | str = "as made") -> Any:
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        strides: calls.Strides | str = "as made",
+        model: nn.Module | None = None,
+    ) -> Any:
         assert calls.signature_of(args, kwargs) == self.signature
         assert self.net is not None
         assert self.ran is not None

@@ -62,6 +62,30 @@ def kept() -> Iterator[None]:
         yield
 
 
+def test_items_and_attributes_are_the_stock_modules(settings: convoy.Settings):
+    class Layers(nn.Sequential):
+        bias = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return y + self.bias if bool(y.sum() > 0) else y - self.bias
+
+    model = Layers(body(), nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU())).eval()
+    fast = optimized(model, (torch.rand(2, 3, 8, 8),), settings)
+    assert len(fast) == 2
+    assert fast[1] is model[1]
+    assert list(fast[:1]) == [model[0]]
+    fast.bias = 3.0
+    assert model.bias == 3.0
+    x = torch.rand(2, 3, 8, 8)
+    with pytest.warns(UserWarning, match="the stock module runs"), torch.no_grad():
+        assert torch.equal(fast(x), model(x))
+    fast[1] = nn.Identity()
+    fast.refresh()
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+
+
 def seeded(kind: type[nn.Module]) -> nn.Module:
     torch.manual_seed(1)
     model = kind()
@@ -334,7 +358,7 @@ def test_what_rounding_decides_may_differ_and_what_it_does_not_may_not() -> None
 
 
 class Iterates(nn.Module):
-    """Calls its layers both as a whole and one by one, which a program cannot stand for."""
+    """Calls its layers both as a whole, which a program computes, and one by one, which PyTorch does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -347,9 +371,24 @@ class Iterates(nn.Module):
         return y
 
 
-def test_a_model_that_cannot_run_with_its_parts_replaced_stays_stock(settings: convoy.Settings) -> None:
+class Joins(Iterates):
+    """Joins its layers to others by `+`, which takes an `nn.Sequential` alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers(x)
+        for layer in self.layers + nn.Sequential(nn.ReLU()):
+            y = layer(y) if float(y.sum()) != 7 else y
+        return y
+
+
+def test_a_model_that_iterates_over_a_part_gets_the_parts_layers(settings: convoy.Settings) -> None:
     model, x = seeded(Iterates), torch.randn(1, 3, 4, 4)
-    with pytest.warns(UserWarning, match=r"replaced it raises TypeError.*PyTorch runs Iterates as it is"):
+    check(optimized(model, (x,), settings), model, x)
+
+
+def test_a_model_that_cannot_run_with_its_parts_replaced_stays_stock(settings: convoy.Settings) -> None:
+    model, x = seeded(Joins), torch.randn(1, 3, 4, 4)
+    with pytest.warns(UserWarning, match=r"replaced it raises TypeError.*PyTorch runs Joins as it is"):
         fast = convoy.optimize(model, (x,), settings=settings)
     check(fast, model, x)
 

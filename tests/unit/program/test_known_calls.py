@@ -138,7 +138,7 @@ def test_a_call_that_runs_while_programs_are_exchanged_leaves_nothing(
         fast.model.conv.weight.mul_(3)
 
     def meanwhile(*args: object) -> object:
-        made = run(*args[:4], lambda: None)  # type: ignore[arg-type]
+        made = run(*args[:5], lambda: None)  # type: ignore[arg-type]
         fast.refresh()
         return made
 

@@ -133,7 +133,7 @@ def test_an_optimised_module_is_a_drop_in(tuned: OptimizedModule, settings: conv
 def test_a_model_with_a_child_called_model_keeps_its_names():
     inner = nn.Sequential()
     inner.model = nn.Linear(2, 2)
-    from convoy.program.program_cache import stock_names
+    from convoy.program.state.stock_interface import stock_names
 
     assert list(stock_names(inner.state_dict(), inner)) == ["model.weight", "model.bias"]
     wrapped = {f"model.{name}": value for name, value in inner.state_dict().items()}

@@ -74,8 +74,8 @@ class OutputErrors:
 
 
 def float_outputs(outputs: Any) -> list[torch.Tensor]:
-    """The floating-point tensors in a model's result, in order."""
-    return [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    """The floating-point tensors in a model's result, in order, without gradients: a model may return its parameters."""
+    return [t.detach() for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
 
 def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> list[torch.Tensor]:

@@ -1,1 +1,1 @@
-"""The tensors of the user's module: where they lie, and whether they have changed."""
+"""The user's module: its attributes and items, where its tensors lie, and whether they have changed."""

@@ -36,3 +36,16 @@ SPLIT_PLANES: Final = 24
 
 MOST_SHARED_PIXELS: Final = 200
 """Most pixels of a product with two blocks per multiprocessor: accumulators and operands must fit a thread's 128 registers."""
+
+
+def most_sums(consumers: int, blocks: int, divides: bool, *, splits: bool) -> int:
+    """`MOST_SUMS`; 0 if a thread has no registers for so many.
+
+    Args:
+        consumers: consumer warpgroups.
+        blocks: per multiprocessor.
+        divides: whether the activation has a division, which needs some registers.
+        splits: whether planes are split among blocks.
+    """
+    most = MOST_SUMS.get((consumers, blocks), 0) - (SPLIT_PLANES if splits else 0)
+    return most - 8 if consumers == 2 and divides else most

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from operator import itemgetter
 from typing import Final, TypeVar
 
 from convoy.engines.hopper.igemm_swap_ab_limits import (
     MOST_SHARED_PIXELS,
     MOST_STAGES,
-    MOST_SUMS,
     ROW_BYTES,
     SHARED_BYTES,
-    SPLIT_PLANES,
     TAPS,
+    most_sums,
 )
 from convoy.engines.hopper.igemm_swap_ab_tile_config import SwapAbTile, iterations
 from convoy.engines.hopper.nvrtc_source import DIVIDING
@@ -107,7 +107,8 @@ _HOPEFUL: Final = 1.2
 
 def estimate_us(problem: ConvProblem, form: SwapAbTile, units: int) -> float:
     """Estimated time in microseconds: the busiest multiprocessor's products, loads and stores, and the memory traffic."""
-    return _with_memory_us(form, _busy_ns(problem, form, units), problem.bytes_min)
+    rounds = -(-form.units(problem) // form.resident(units))
+    return _with_memory_us(form, _busy_ns(form, problem.w, form.each(problem), rounds), problem.bytes_min)
 
 
 def _with_memory_us(form: SwapAbTile, busy: float, moved: int) -> float:
@@ -118,12 +119,14 @@ def _with_memory_us(form: SwapAbTile, busy: float, moved: int) -> float:
     return (rates.felt(busy, memory) + (0.1 * min(busy, memory) if rates.sharp else 0.0) + start) / 1000
 
 
-def _busy_ns(problem: ConvProblem, form: SwapAbTile, units: int) -> float:
-    """Time of the busiest multiprocessor; of the epilogue it depends on nothing."""
+def _busy_ns(form: SwapAbTile, width: int, each: int, tiles: int) -> float:
+    """Time of the busiest multiprocessor, which has so many tiles, with `each` iterations of a block for one of them.
+
+    It depends on nothing of the epilogue. `width`: columns of an image.
+    """
     rates = _SPARSE if form.sparse else _DENSE
-    blocks = form.each(problem) * form.depth
-    tiles = -(-form.units(problem) // form.resident(units))
-    box = form.halo_rows(problem.w) * form.halo
+    blocks = each * form.depth
+    box = form.halo_rows(width) * form.halo
     row = ROW_BYTES * form.planes
     pixels = (box / TAPS if form.halo else form.pixels) * row
     abreast = form.depth * (rates.abreast if form.blocks > 1 and tiles > 1 else 1.0)
@@ -148,11 +151,8 @@ def _busy_ns(problem: ConvProblem, form: SwapAbTile, units: int) -> float:
 def forms(problem: ConvProblem, units: int, kind: type[FormT], limit: int = 16) -> list[FormT]:
     """Configurations worth measuring, by rising estimate."""
     moved = problem.bytes_min  # a thousand estimates need it
-    found = [
-        (_with_memory_us(form, busy, moved), index, form)
-        for index, (form, busy) in enumerate(_timed_candidates(_without_likes(problem), units, kind))
-    ]
-    ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
+    timed = _timed_candidates(_without_likes(problem), units, kind)
+    ordered = dict(sorted(((form, _with_memory_us(form, busy, moved)) for form, busy in timed), key=itemgetter(1)))
     wanted = _sparse_first(ordered) if kind.sparse else _dense_first(ordered)
     kept = set(list(dict.fromkeys(wanted))[:limit])
     return [form for form in ordered if form in kept]
@@ -231,68 +231,70 @@ def _without_likes(problem: ConvProblem) -> ConvProblem:
 
 @lru_cache(maxsize=32)
 def _timed_candidates(problem: ConvProblem, units: int, kind: type[FormT]) -> tuple[tuple[FormT, float], ...]:
-    return tuple((form, _busy_ns(problem, form, units)) for form in _candidates(problem, units, kind))
+    width = problem.w
+    return tuple((form, _busy_ns(form, width, each, tiles)) for form, each, tiles in _candidates(problem, units, kind))
 
 
-def _candidates(problem: ConvProblem, units: int, kind: type[FormT]) -> Iterator[FormT]:
+def _candidates(problem: ConvProblem, units: int, kind: type[FormT]) -> Iterator[tuple[FormT, int, int]]:
+    """Configurations, each with the iterations of a block for one tile, and the tiles of the busiest multiprocessor."""
     total = problem.n * problem.p * problem.q
-    together = ((_MOST_TOGETHER if kind.planes == 1 else 1, 1), *((1, split) for split in kind.splits))
-    together = tuple(dict.fromkeys(together))
+    halos = list(_halos(problem, kind))
+    depths = (1, 2) if iterations(problem) % 2 == 0 and kind.planes == 1 else (1,)
+    together = dict.fromkeys([(_MOST_TOGETHER if kind.planes == 1 else 1, 1), *((1, split) for split in kind.splits)])
     for (rows, consumers), (cluster, split) in product(_SHAPES, together):
         filters = rows * consumers
         if (filters > 64 and filters >= problem.k + 64) or (cluster > 1 and filters * (cluster - 1) >= problem.k):
             continue  # a warpgroup, or a block of the cluster, would have no filters
-        shape = kind(rows, 8, 2, consumers, cluster, split=split)
-        depths = (1, 2) if iterations(problem) % 2 == 0 and kind.planes == 1 else (1,)
-        for pixels in _widths(total, -(-problem.k // (filters * cluster)), shape, units):
+        shapes = [kind(rows, 8, 2, consumers, cluster, split=split, blocks=blocks) for blocks in (1, 2)]
+        splits, divides = kind.planes > 1 and split > 1, problem.epilogue.activation in DIVIDING
+        limits = [(f, most_sums(consumers, f.blocks, divides, splits=splits), f.resident(units)) for f in shapes]
+        for pixels in _widths(total, -(-problem.k // (filters * cluster)), shapes[0], units):
             if pixels < total + 32:
-                for depth, blocks in product(depths, (1, 2)):
+                held = _held(kind(rows, pixels, 2, consumers, cluster, split=split), limits, problem)
+                for depth, (blocks, tiles) in product(depths, held):
                     form = kind(rows, pixels, 2, consumers, cluster, depth, split, blocks)
-                    if _is_held(form, problem, units):
-                        yield from _deep(form, 0, problem, units)
-                        if not kind.wide:
-                            yield from _deep(form, _staging(form, problem, units), problem, units)
-        for columns, pixels in _halos(problem, kind) if cluster == 1 else ():
-            for depth, blocks in product((1, 3) if kind.planes == 1 else (1,), (1, 2)):
+                    staged = (0,) if kind.wide else (0, _staging(form, problem, tiles))
+                    yield from _deep(form, staged, problem, tiles)
+        for columns, pixels in halos if cluster == 1 else ():
+            held = _held(kind(rows, pixels, 2, consumers, 1, split=split, halo=columns), limits, problem)
+            for depth, (blocks, tiles) in product((1, 3) if kind.planes == 1 else (1,), held):
                 form = kind(rows, pixels, 2, consumers, 1, depth, split, blocks, 0, columns)
-                if _is_held(form, problem, units):
-                    own = kind.wide or (split > 1 and columns % 8 > 0)
-                    yield from _deep(form, 0 if own else _staging(form, problem, units), problem, units)
+                own = kind.wide or (split > 1 and columns % 8 > 0)
+                yield from _deep(form, (0 if own else _staging(form, problem, tiles),), problem, tiles)
 
 
-def _staging(form: SwapAbTile, problem: ConvProblem, units: int) -> int:
+def _staging(form: SwapAbTile, problem: ConvProblem, tiles: int) -> int:
     """Ways of storing results: through the ring buffer if each block has one tile; residuals are better loaded before its end."""
-    alone = form.units(problem) <= form.resident(units) and (form.split > 1 or not problem.epilogue.residual)
-    return 2 if alone else 1
+    return 2 if tiles == 1 and (form.split > 1 or not problem.epilogue.residual) else 1
 
 
-def _is_held(form: SwapAbTile, problem: ConvProblem, units: int) -> bool:
-    """Whether the registers hold a configuration's sums, and a split has no more tiles than run at one time."""
-    if form.sums > _most_sums(form, problem.epilogue.activation):
-        return False
-    if form.blocks > 1 and form.pixels > MOST_SHARED_PIXELS:
-        return False
-    return form.split == 1 or form.units(problem) <= form.resident(units)
+def _held(
+    tile: SwapAbTile, limits: Sequence[tuple[SwapAbTile, int, int]], problem: ConvProblem
+) -> list[tuple[int, int]]:
+    """Blocks per multiprocessor whose registers hold a tile's sums, each with the tiles of the busiest multiprocessor.
+
+    A split has no more tiles than run at one time. `limits`: for each number of blocks a form, its most sums, and its clusters
+    that run at one time.
+    """
+    sums, groups = tile.sums, tile.units(problem)
+    fitting = [(f.blocks, -(-groups // resident)) for f, most, resident in limits if sums <= most]
+    widest = 2 if tile.pixels <= MOST_SHARED_PIXELS else 1
+    return [(blocks, tiles) for blocks, tiles in fitting if blocks <= widest and (tile.split == 1 or tiles == 1)]
 
 
-def _most_sums(form: SwapAbTile, activation: str) -> int:
-    """`MOST_SUMS`; 0 if a thread has no registers for so many, and less if an activation with a division needs some."""
-    most = MOST_SUMS.get((form.consumers, form.blocks), 0)
-    most -= SPLIT_PLANES if form.planes > 1 and form.split > 1 else 0
-    return most - 8 if form.consumers == 2 and activation in DIVIDING else most
-
-
-def _deep(form: FormT, staged: int, problem: ConvProblem, units: int) -> Iterator[FormT]:
-    """The configuration, not staged, with as many stages as the shared memory and the iterations allow.
+def _deep(form: FormT, ways: Sequence[int], problem: ConvProblem, tiles: int) -> Iterator[tuple[FormT, int, int]]:
+    """The configuration with each way of storing, and as many stages as the shared memory and the iterations allow.
 
     None if three do not fit or a block has no iterations.
     """
-    if form.split > 1 and (form.split - 1) * form.each(problem) >= form.steps(problem):
+    each = form.each(problem)
+    if form.split > 1 and (form.split - 1) * each >= form.steps(problem):
         return
-    room = SHARED_BYTES[form.blocks] - form.fixed_bytes - (form.result_bytes if staged == 1 else 0)
-    work = form.each(problem) * -(-form.units(problem) // form.resident(units))
-    stages = min(MOST_STAGES, room // (form.stage_bytes + 16), max(3, work))
-    if form.cluster > 1 and stages > 3:
-        stages -= stages % 2  # with an odd number, a single thread copies a cluster's pixels
-    if stages >= 3 and (staged < 2 or form.result_bytes <= stages * form.stage_bytes):
-        yield form.filled(stages, staged)
+    left, stage_bytes, work = SHARED_BYTES[form.blocks] - form.fixed_bytes, form.stage_bytes, max(3, each * tiles)
+    for staged in ways:
+        results = form.result_bytes if staged else 0
+        stages = min(MOST_STAGES, (left - (results if staged == 1 else 0)) // (stage_bytes + 16), work)
+        if form.cluster > 1 and stages > 3:
+            stages -= stages % 2  # with an odd number, a single thread copies a cluster's pixels
+        if stages >= 3 and (staged < 2 or results <= stages * stage_bytes):
+            yield form.filled(stages, staged), each, tiles

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import product
+from operator import itemgetter
 
 from convoy.engines.triton.triton_tiles import SHARED_BYTES, ConvView, TileCosts, TritonTile
 
@@ -47,12 +48,14 @@ def candidate_tiles(view: ConvView, *, block_cs: tuple[int, ...], pixels: tuple[
     cached for problems that differ only in their epilogue.
     """
     guesses = _guesses(view, block_cs, pixels, ks, TileCosts(view, units, planes, groups), planes, splits, shared)
-    guesses.sort(key=lambda pair: pair[0])
+    guesses.sort(key=itemgetter(0))
     kept: dict[tuple[int, ...], int] = {}
     chosen: list[TritonTile] = []
     for guess, sizes in guesses:
+        if math.isinf(guess) or len(chosen) >= limit:
+            break  # none that follows is taken either
         shape = (sizes[0], math.prod(sizes[1:4]), sizes[4])
-        if math.isinf(guess) or kept.get(shape, 0) >= 4 or len(chosen) >= limit:
+        if kept.get(shape, 0) >= 4:
             continue
         kept[shape] = kept.get(shape, 0) + 1
         chosen.append(TritonTile(*sizes))
@@ -77,10 +80,10 @@ def _guesses(
                 stage_bytes, _ = costs.step(block_k, covered, block_c)
                 depth = _depths(stage_bytes, each, shared)
                 for warps in _warps(block_k * covered, block_c * view.bytes_each, planes) if depth else ():
-                    for stages in depth:
-                        guess = costs.us(
-                            block_k, covered, block_c, stages, warps, tiles=tiles_k * count, splits=split, each=each
-                        )
+                    guesses = costs.us(
+                        block_k, covered, block_c, depth, warps, tiles=tiles_k * count, splits=split, each=each
+                    )
+                    for stages, guess in zip(depth, guesses, strict=True):
                         found.append((guess, (block_k, *box, block_c, stages, warps, split)))
     return found
 

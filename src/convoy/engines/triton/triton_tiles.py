@@ -9,6 +9,7 @@ behind the best candidate of its problem, and the best of the first four 1 %.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convoy.problem import ConvProblem, Knobs, LinearProblem
@@ -179,31 +180,41 @@ class TileCosts:
         return self._steps[key]
 
     def us(
-        self, block_k: int, pixels: int, block_c: int, stages: int, warps: int, *, tiles: int, splits: int, each: int,
-        pdl: bool = False, prefetch: bool = False,
-    ) -> float:  # fmt: skip
-        """Estimated microseconds of a tile: `tiles` of them a group, each in `splits` shares of `each` iterations."""
+        self, block_k: int, pixels: int, block_c: int, stages: Sequence[int], warps: int, *, tiles: int, splits: int,
+        each: int, pdl: bool = False, prefetch: bool = False,
+    ) -> list[float]:  # fmt: skip
+        """Estimated microseconds of a tile with each number of stages.
+
+        `tiles` of them make a group, each in `splits` shares of `each` iterations.
+        """
         stage_bytes, busy_ns = self.step(block_k, pixels, block_c)
         threads = 32 * warps
         registers = min(255, 40 + 1.5 * block_k * pixels / threads * self._double)
-        resident = min(
-            SHARED_BYTES // (stages * stage_bytes + 1024), 2048 // threads, int(65536 // (registers * threads))
-        )
-        if resident < 1:
-            return math.inf
+        most = min(2048 // threads, int(65536 // (registers * threads)))
         a_sm = -(-self._groups * tiles * splits // self._units)
-        step_ns = busy_ns + _LATENCY_NS / (stages * max(1, min(a_sm, resident))) + _STEP_NS
-        time = _LAUNCH_US + a_sm * each * step_ns / 1000 + _FILL_US * math.sqrt(-(-a_sm // resident)) + self._memory_us
-        time += _STORE_US * max(0, a_sm - 1) * block_k * pixels - _AHEAD_US * pdl
-        if splits == 1:
-            return time - _FETCHED_US * prefetch
-        return time + (_REDUCE_US + 8.0 * splits * self._partial_values / _PARTIAL_BYTES_NS / 1000)
+        rounds = a_sm * each
+        rest = _STORE_US * max(0, a_sm - 1) * block_k * pixels - _AHEAD_US * pdl
+        last = (
+            -(_FETCHED_US * prefetch)
+            if splits == 1
+            else _REDUCE_US + 8.0 * splits * self._partial_values / _PARTIAL_BYTES_NS / 1000
+        )
+        found: list[float] = []
+        for depth in stages:
+            resident = min(SHARED_BYTES // (depth * stage_bytes + 1024), most)
+            if resident < 1:
+                found.append(math.inf)
+                continue
+            step_ns = busy_ns + _LATENCY_NS / (depth * max(1, min(a_sm, resident))) + _STEP_NS
+            filling = _FILL_US * math.sqrt(-(-a_sm // resident))
+            found.append(_LAUNCH_US + rounds * step_ns / 1000 + filling + self._memory_us + rest + last)
+        return found
 
 
 def estimate_us(view: ConvView, tile: TritonTile, units: int, planes: int = 1, groups: int = 1) -> float:
     """Estimated microseconds of the kernel; `planes` is 3 for a product of split operands, `groups` as `TileCosts` has it."""
     splits, each = tile.splits(view)
     return TileCosts(view, units, planes, groups).us(
-        tile.block_k, tile.pixels, tile.block_c, tile.stages, tile.warps, tiles=math.prod(tile.tiles(view)),
+        tile.block_k, tile.pixels, tile.block_c, (tile.stages,), tile.warps, tiles=math.prod(tile.tiles(view)),
         splits=splits, each=each, pdl=tile.pdl, prefetch=tile.prefetch,
-    )  # fmt: skip
+    )[0]  # fmt: skip

@@ -174,7 +174,7 @@ def test_layers_that_differ_in_their_epilogue_share_what_it_does_not_decide():
             Epilogue(True, True, "gelu"),
         ):
             problem = replace(made, epilogue=epilogue)
-            plain = list(tile_search._candidates(problem, 132, Form))
+            plain = [form for form, _, _ in tile_search._candidates(problem, 132, Form)]
             shared = tile_search._timed_candidates(tile_search._without_likes(problem), 132, Form)
             assert [form for form, _ in shared] == plain
             estimates = [estimate_us(problem, form, 132) for form in plain]

@@ -44,13 +44,13 @@ class KindSamples:
 
     def __init__(self, times: TimeColumns, rows: Indices, roofline_us: Numbers) -> None:
         config = times.configs.index[rows]
-        order = np.argsort(config, kind="stable")
-        self._times, self._rows, self._config = times, rows[order], config[order]
+        # Each config's measurements in turn, the lowest time over the roofline first.
+        order = np.lexsort((times.median_us[rows] / roofline_us[times.problem[rows]], config))
+        self._times, self._rows, config = times, rows[order], config[order]
         self._problems, self._problem = np.unique(times.problem[self._rows], return_inverse=True)
         self._median_us = times.median_us[self._rows]
         self._roofline_us = roofline_us[times.problem[self._rows]]
-        self._ratio = self._median_us / self._roofline_us
-        starts = np.concatenate(([0], np.flatnonzero(np.diff(self._config)) + 1))[: len(rows)]
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(config)) + 1))[: len(rows)]
         texts = times.configs.taken(self._rows[starts]).entries()
         stops = [*starts[1:].tolist(), len(rows)]
         self._places = dict(zip(texts, zip(starts.tolist(), stops, strict=False), strict=True))
@@ -64,11 +64,10 @@ class KindSamples:
         Of two layers as far apart the one with the lower time over the roofline comes first. The config must have measurements.
         """
         apart = distances(here, self._times.problems, self._problems)[self._problem]
-        order = np.lexsort((self._ratio, apart, self._config))
 
         def nearest(config: str) -> list[Neighbour]:
             start, stop = self._places[config]
-            near = order[start : min(stop, start + MAX_NEIGHBOURS)]
+            near = start + np.argsort(apart[start:stop], kind="stable")[:MAX_NEIGHBOURS]
             columns = (self._rows, apart, self._median_us, self._roofline_us)
             return [Neighbour(*each) for each in zip(*(column[near].tolist() for column in columns), strict=True)]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import SupportsFloat, SupportsIndex, cast
@@ -73,11 +74,30 @@ def read_names(example: str) -> Callable[[str, object], tuple[str, ...]]:
             found = cast("Collection[object]", value)
             if all(isinstance(item, str) and item for item in found):
                 kept = tuple(cast("Collection[str]", found))
+                _refuse_repeated(name, kept, kept)
                 return tuple(sorted(kept)) if isinstance(value, (set, frozenset)) else kept
         todo = f"Write ({value!r},)." if isinstance(value, str) else ""
         raise InputError(name, cast("object", value), f"a tuple of words, such as {example}", todo)
 
     return read
+
+
+def read_engines(name: str, value: object) -> tuple[str, ...]:
+    """Read entries `id=module:Class`, one for each id."""
+    entries = read_names("('mine=my.module:MyEngine',)")(name, value)
+    for entry in entries:
+        engine, _, location = entry.partition("=")
+        module, _, attribute = location.partition(":")
+        if not (engine and module and attribute) or ":" in attribute:
+            raise InputError(name, entry, "entries of the form id=module:Class")
+    _refuse_repeated(name, entries, [entry.partition("=")[0] for entry in entries])
+    return entries
+
+
+def _refuse_repeated(name: str, value: tuple[str, ...], ids: Sequence[str]) -> None:
+    repeated = [one for one, count in Counter(ids).items() if count > 1]
+    if repeated:
+        raise InputError(name, value, "each id once", f"Repeated: {', '.join(repeated)}.")
 
 
 def read_path(name: str, value: object) -> Path | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from convoy.errors import InputError, unknown_name
 from convoy.former_names import takes_former_names
-from convoy.setting_values import read_flag, read_integer, read_names, read_number, read_path, read_word
+from convoy.setting_values import read_engines, read_flag, read_integer, read_names, read_number, read_path, read_word
 
 
 class Effort(StrEnum):
@@ -200,7 +200,7 @@ _READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
     "only_engines": read_names("('onednn', 'cpu.direct')"),
     "deny_engines": read_names("('inductor',)"),
     "db": read_path,
-    "engines": read_names("('mine=my.module:MyEngine',)"),
+    "engines": read_engines,
     "progress": read_flag,
     "keep_freed_memory": read_flag,
     "profile": read_path,
@@ -232,12 +232,8 @@ def commit_from_environment(environment: Mapping[str, str]) -> str:
 
 def engines_from_environment(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The entries of `CONVOY_ENGINES`; each must read `id=module:Class`."""
-    entries = tuple(e.strip() for e in environment.get("CONVOY_ENGINES", "").split(",") if e.strip())
-    for entry in entries:
-        engine, _, location = entry.partition("=")
-        if not engine or location.count(":") != 1:
-            raise InputError("CONVOY_ENGINES", entry, "entries of the form id=module:Class, separated by commas")
-    return entries
+    entries = (entry.strip() for entry in environment.get("CONVOY_ENGINES", "").split(","))
+    return read_engines("CONVOY_ENGINES", tuple(entry for entry in entries if entry))
 
 
 CPU_ISAS = ("sse4", "avx2", "avx512", "avx512_bf16", "amx")

@@ -278,7 +278,8 @@ def test_explain_names_the_layers_that_there_are(convoy_command: Command, plan: 
         ("x=json:JSONDecoder", "an Engine at json:JSONDecoder, not a JSONDecoder"),
         ("x=json:loads", "an Engine at json:loads, not a function"),
         ("x=tests.e2e.planted:Wrong", "'planted.wrong'"),
-        ("x=:", "expected an engine that can be imported"),
+        ("x=:", "CONVOY_ENGINES: got 'x=:', expected entries of the form id=module:Class"),
+        ("x=json:loads,x=json:dumps", "expected each id once. Repeated: x."),
     ],
 )
 def test_a_bad_engine_in_the_environment(

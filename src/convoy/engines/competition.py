@@ -65,7 +65,10 @@ def check_engine_names(settings: Settings) -> None:
     both = [name for name in settings.only_engines if name in settings.deny_engines]
     if both:
         raise InputError(
-            "deny_engines", settings.deny_engines, f"ids that only_engines does not name ({', '.join(both)})"
+            "deny_engines",
+            settings.deny_engines,
+            "ids that only_engines does not name",
+            f"Both name {', '.join(both)}: leave it out of one of them.",
         )
 
 

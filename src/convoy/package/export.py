@@ -39,11 +39,15 @@ Arguments = tuple[Any, ...] | list[Any] | torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A program to be exported: its plan, and arguments of its shapes. Without a plan one is chosen."""
+    """A program to be exported: its plan, and arguments of its shapes. Without a plan one is chosen.
+
+    `plan_was_given` is false for a plan of an optimized module, and for one that is tuned here.
+    """
 
     plan: Plan | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    plan_was_given: bool = False
 
 
 def export(
@@ -90,7 +94,7 @@ def export(
     """
     options = checked_settings(settings)
     check_path(Path(path))
-    stock = model.model if isinstance(model, OptimizedModule) else checked_model(model)
+    stock = model.stock if isinstance(model, OptimizedModule) else checked_model(model)
     if plan is not None and not isinstance(plan, Plan):
         plan = plans.load(Path(plan))
     if more_args and (args is None or plan is not None):
@@ -124,16 +128,32 @@ def _requests(
         if not isinstance(model, OptimizedModule):
             raise InputError("args", None, "example inputs", "Pass them as a tuple: (x,).")
         found = [(cached.program.plan, *cached.example.zeros()) for cached in model.program_cache.tuned.values()]
+        for own, *_ in found:
+            if plan is None and own.graph_digest == NO_GRAPH:
+                raise _no_graph(own, given=False)
         kept = [own if not portable or is_portable(own) else None for own, _, _ in found]
-        return [_Request(plan or own, given, named) for own, (_, given, named) in zip(kept, found, strict=True)]
+        return [
+            _Request(plan or own, given, named, plan is not None)
+            for own, (_, given, named) in zip(kept, found, strict=True)
+        ]
     given, named = checked_arguments(stock, args, kwargs)
+    plan_was_given = plan is not None
     if plan is None:
         known = model.program_cache.find(given, named) if isinstance(model, OptimizedModule) else None
         if known is not None and (not portable or is_portable(known[0].program.plan)):
             plan = known[0].program.plan
         elif not portable and device_of(stock, given, named) == "cpu":
             plan = optimize(stock, given, named, settings=settings, name=name).programs[0].plan
-    return [_Request(plan, given, named)]
+    return [_Request(plan, given, named, plan_was_given)]
+
+
+def _no_graph(plan: Plan, *, given: bool) -> InputError:
+    """The error for a model that is not one graph, which names the plan only if the user gave one."""
+    todo = "Export one of its modules from Python: convoy.export(model.backbone, 'backbone.convoy', (x,))."
+    if given:
+        return PlanError("plan", plan.model, "a plan of a model that is one graph", todo)
+    reason = "".join(f"{note}. " for note in plan.notes[:1])
+    return InputError("model", plan.model, "a model that can be captured as one graph", reason + todo)
 
 
 def _bound_net(model: nn.Module, request: _Request, settings: Settings, *, portable: bool) -> BoundNet:
@@ -144,9 +164,7 @@ def _bound_net(model: nn.Module, request: _Request, settings: Settings, *, porta
     if plan is not None:
         check_target(plan, target)
         if plan.graph_digest == NO_GRAPH:
-            raise PlanError(
-                "plan", plan.model, "a plan of a model that is one graph", "Layers tuned apart cannot be packaged."
-            )
+            raise _no_graph(plan, given=request.plan_was_given)
     whole = dataclasses.replace(settings, numerics=numerics, only_engines=(), deny_engines=())
     net = captured_net("" if plan is None else plan.model, isolate(model, request.args, request.kwargs), whole, target)
     if target.device == "cpu":

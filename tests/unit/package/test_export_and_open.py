@@ -12,8 +12,10 @@ from torch import nn
 
 import convoy
 from convoy.engines.compilers import host_compiler
+from convoy.errors import InputError, PlanError
 from convoy.pipeline.optimize import load
 from tests.unit.package.conftest import Block, Mixed, X, seeded, stock
+from tests.unit.pipeline.untimed import plans_kept
 from tests.unit.program.fast_net import always_kept
 
 NONE = convoy.Settings(effort="none")
@@ -181,6 +183,36 @@ def test_the_weights_are_used_where_they_lie(portable: Path) -> None:
         t for s in runnable.bound.steps for t in s.constants if isinstance(t, torch.Tensor) and t.numel() % 16 == 0
     ]  # type: ignore[union-attr]
     assert all(t.data_ptr() % 64 == 0 for t in large)
+
+
+class Splits(nn.Module):
+    """Chooses by its data, so that it cannot be captured as one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.backbone(x)
+        return self.head((y * 2 if float(y.sum()) > 1e9 else y).mean((2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore:convoy:UserWarning")
+def test_a_model_of_several_graphs_is_refused_without_a_word_of_a_plan_that_nobody_gave(tmp_path: Path) -> None:
+    model, x = Splits().eval(), torch.randn(1, 3, 8, 8)
+    settings = convoy.Settings(effort="none", db=tmp_path / "perf.db")
+    with plans_kept(), pytest.warns(UserWarning, match="optimized by parts"):
+        fast = convoy.optimize(model, (x,), settings=settings)
+    for given, args in ((fast, None), (fast, (x,)), (model, (x,))):
+        with pytest.raises(InputError, match=r"(?s)^model: .*one graph.*convoy\.export\(model\.") as caught:
+            convoy.export(given, tmp_path / "net.convoy", args, settings=settings)
+        assert "cannot be exported" in str(caught.value)
+        assert "plan" not in str(caught.value)
+    fast.save(tmp_path / "net.plan.json")
+    with pytest.raises(PlanError, match=r"^plan: "):
+        convoy.export(model, tmp_path / "net.convoy", (x,), plan=tmp_path / "net.plan.json", settings=settings)
+    convoy.export(fast.backbone, tmp_path / "backbone.convoy", (x,), settings=settings)
+    torch.testing.assert_close(convoy.open(tmp_path / "backbone.convoy")(x), model.backbone(x).detach())
 
 
 def test_a_module_without_plan_needs_arguments(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,13 @@ import convoy
 from convoy.engines.algorithms.gemm import Gemm
 from convoy.errors import SelectionError
 from convoy.measurement import ChildRunner, Peaks
+from convoy.perfdb import Database
+from convoy.perfdb.shipped import shipped_folder
 from convoy.pipeline import select, tune_in_time, whole_model
+from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.check import end_to_end, end_to_end_check, net_check
 from convoy.pipeline.check.plan_ahead import PlanAhead, PlannedNet, plans_ahead
+from convoy.pipeline.isolation import isolate, preserve_global_state
 from convoy.plan import Plan
 from convoy.settings import Settings
 from convoy.target import Target
@@ -29,6 +35,7 @@ from tests.unit.program.test_compiler_faults import by_gemm
 WAIT_S = 60.0
 H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 CPU = Target("cpu", "a CPU", "avx2", 2, 1 << 30, 1 << 20)
+PEAKS = Peaks(3e12, {"fp32": 5e13, "tf32": 4e14, "fp16": 7e14, "bf16": 7e14}, 6e12, 50 << 20)
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
@@ -156,6 +163,7 @@ def test_nothing_is_timed_while_a_reference_runs(
     monkeypatch.setattr(whole_model, "select", noted("select", select.select))
     monkeypatch.setattr(end_to_end_check, "interleave", timing("whole", end_to_end.interleave))
     monkeypatch.setattr(ChildRunner, "measure", timing("candidate", ChildRunner.measure))
+    monkeypatch.setattr(whole_model, "ceilings_of", lambda *_: Peaks(1e10, {"fp32": 1e11}, 2e10, 1 << 20))
     settings = convoy.Settings(effort="quick", time_s=50, only_engines=("gemm",), db=tmp_path / "perf.db")
     convoy.optimize(Net().eval(), (X,), settings=settings)
     assert timed[0] == "whole"
@@ -200,6 +208,30 @@ def test_flags_modes_and_random_states_are_kept(threaded: Callable[[bool], None]
         seen.append(set(Watched.seen))
     assert seen[0] == seen[1]
     assert {modes[2] for modes in seen[0]} == {threading.get_ident()}
+
+
+def test_an_h100s_plan_is_the_same_in_a_thread(tmp_path: Path) -> None:
+    """Predicted from the rows that ship, without the device."""
+    (path,) = (each for each in shipped_folder().iterdir() if each.name == "0ec5093154215ec4.target.json")
+    target = Target.from_dict(json.loads(path.read_text()))
+    settings = convoy.Settings(effort="none", db=tmp_path / "perf.db")
+    with preserve_global_state(), Database.open(settings.db) as database:
+        net = captured_net("net", isolate(Net().eval(), (X,), {}), settings, target)
+        net = replace(net, original=None, ceilings=PEAKS)
+
+        def made(found: SearchResult, settings: Settings) -> PlannedNet:
+            choice = select.select(net, found, settings)
+            return PlannedNet(choice, select.make_plan(net, choice, settings, found=found), 0.0, {}, ExitStack())
+
+        def search() -> SearchResult:
+            return tune_in_time.measure(net, settings, database, lambda *_: None)
+
+        here = made(search(), settings)
+        ahead = PlanAhead(made, lambda: None)
+        there = ahead.take(ahead.searched(search, settings))
+    assert there is not None
+    assert (there.plan, there.choice) == (here.plan, here.choice)
+    assert any(step.config.engine.startswith(("cuda.", "triton.")) for step in there.plan.steps)
 
 
 def planned(_: object = None, __: object = None, closing: Callable[[], object] = lambda: None) -> PlannedNet:
@@ -260,9 +292,8 @@ def test_an_error_of_the_model_arrives_as_without_a_thread(
 
 
 def test_where_a_plan_is_made_ahead() -> None:
-    peaks: Sequence[Peaks | None] = (object(), None)  # type: ignore[assignment]
-    assert plans_ahead(H100, Settings(), peaks[0])
-    assert not plans_ahead(CPU, Settings(), peaks[0])
-    assert not plans_ahead(H100, Settings(engines=("mine=module:Mine",)), peaks[0])
-    assert not plans_ahead(H100, Settings(tuning_memory_bytes=8 << 30), peaks[0])
+    assert plans_ahead(H100, Settings(), PEAKS)
+    assert not plans_ahead(CPU, Settings(), PEAKS)
+    assert not plans_ahead(H100, Settings(engines=("mine=module:Mine",)), PEAKS)
+    assert not plans_ahead(H100, Settings(tuning_memory_bytes=8 << 30), PEAKS)
     assert not plans_ahead(H100, Settings(), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -117,6 +119,55 @@ OPERATORS = {
     aten.dropout.default: lambda m, y, x: F.dropout(y, 0.5, m.training) + 1,
     aten.dropout_.default: lambda m, y, x: F.dropout(F.relu(y), 0.5, m.training, inplace=True) + 1,
     aten.flatten.using_ints: lambda m, y, x: y.flatten(1, 2),
+    aten.adaptive_avg_pool1d.default: lambda m, y, x: F.adaptive_avg_pool1d(y.flatten(2), 3),
+    aten.adaptive_avg_pool3d.default: lambda m, y, x: F.adaptive_avg_pool3d(y[:, None], 2),
+    aten.addcmul.default: lambda m, y, x: torch.addcmul(y, y, x[:, :1], value=0.5),
+    aten.avg_pool1d.default: lambda m, y, x: F.avg_pool1d(y.flatten(2), 3),
+    aten.avg_pool3d.default: lambda m, y, x: F.avg_pool3d(y[:, None], 2),
+    aten.chunk.default: lambda m, y, x: torch.cat(y.chunk(3, 1)[::-1], 1) + y.chunk(2)[0],
+    aten.clamp_min.default: lambda m, y, x: y.clamp_min(0.25),
+    aten.conv1d.default: lambda m, y, x: F.conv1d(y.flatten(2), m.linear.weight[:, :4, None]),
+    aten.conv3d.default: lambda m, y, x: F.conv3d(y[:, None], m.conv.weight[:, None, :1], stride=2),
+    aten.div.Tensor: lambda m, y, x: y / 3 / (x.mean((1, 2, 3), keepdim=True) + 2),
+    aten.div_.Tensor: lambda m, y, x: y.div_(1.5),
+    aten.elu.default: lambda m, y, x: F.elu(y, 0.5),
+    aten.elu_.default: lambda m, y, x: F.elu(y, 0.5, inplace=True),
+    aten.expand.default: lambda m, y, x: y[:, :1].expand(-1, 3, -1, -1) + x,
+    aten.gelu.default: lambda m, y, x: F.gelu(y) + F.gelu(y, approximate="tanh"),
+    aten.group_norm.default: lambda m, y, x: F.group_norm(y, 2, m.norm.weight, m.norm.bias),
+    aten.layer_norm.default: lambda m, y, x: F.layer_norm(y.permute(0, 2, 3, 1), (4,), m.norm.weight, m.norm.bias),
+    aten.leaky_relu.default: lambda m, y, x: F.leaky_relu(y, 0.2),
+    aten.leaky_relu_.default: lambda m, y, x: F.leaky_relu(y, 0.2, inplace=True),
+    aten.linalg_vector_norm.default: lambda m, y, x: y.norm(p=2, dim=(1, 2), keepdim=True),
+    aten.matmul.default: lambda m, y, x: y @ y.transpose(2, 3),
+    aten.max_pool1d.default: lambda m, y, x: F.max_pool1d(y.flatten(2), 3, 2, 1),
+    aten.max_pool3d.default: lambda m, y, x: F.max_pool3d(y[:, None], 2),
+    aten.mish.default: lambda m, y, x: F.mish(y),
+    aten.mish_.default: lambda m, y, x: F.mish(y, inplace=True),
+    aten.pad.default: lambda m, y, x: F.pad(F.pad(y, (1, 0, 2, 1)), (1, 1, 1, 1), mode="reflect"),
+    aten.permute.default: lambda m, y, x: y.permute(0, 2, 3, 1) + 1,
+    aten.pixel_shuffle.default: lambda m, y, x: F.pixel_shuffle(y, 2),
+    aten.pow.Tensor_Scalar: lambda m, y, x: y**2,
+    aten.reshape.default: lambda m, y, x: y.reshape(2, 2, -1).transpose(1, 2).reshape(2, -1) + y.reshape(2, -1),
+    aten.scaled_dot_product_attention.default: lambda m, y, x: F.scaled_dot_product_attention(y, y, y, scale=0.5),
+    aten.select.int: lambda m, y, x: y[:, 1] + x[:, 0],
+    aten.slice.Tensor: lambda m, y, x: y[:, 1:3, ::2] + y[:, :2, 1:8:2],
+    aten.softmax.int: lambda m, y, x: y.softmax(1),
+    aten.split.Tensor: lambda m, y, x: torch.cat([*y.split(1, 1)[2:], y.split(3, 1)[0]], 1),
+    aten.split_with_sizes.default: lambda m, y, x: y.split([1, 3], 1)[1] + y.split([1, 3], 1)[0],
+    aten.squeeze.dim: lambda m, y, x: y.mean(1, keepdim=True).squeeze(1),
+    aten.stack.default: lambda m, y, x: torch.stack([y[:, :3], x], 1),
+    aten.sub.Tensor: lambda m, y, x: torch.sub(y, x[:, :1], alpha=2),
+    aten.sub_.Tensor: lambda m, y, x: y.sub_(F.relu(y), alpha=3),
+    aten.sum.dim_IntList: lambda m, y, x: y.sum((1, 2)),
+    aten.tanh.default: lambda m, y, x: torch.tanh(y),
+    aten.transpose.int: lambda m, y, x: y.transpose(1, 2) * 2,
+    aten.unbind.int: lambda m, y, x: y.unbind(1)[1] + y.unbind(0)[1][:2],
+    aten.unsqueeze.default: lambda m, y, x: y[:, None] * x[:, :, None],
+    aten.upsample_bilinear2d.vec: lambda m, y, x: F.interpolate(y, scale_factor=2, mode="bilinear"),
+    aten.upsample_nearest2d.vec: lambda m, y, x: F.interpolate(y, size=(5, 12)),
+    aten.view.default: lambda m, y, x: y.view(2, 2, 2, 8, 8) + 1,
+    operator.getitem: lambda m, y, x: y.chunk(2, 1)[0],
 }
 
 
@@ -166,6 +217,34 @@ def seen_by_a_view_of_another_name(m, y, x):
     return flat * 2
 
 
+def seen_by_a_part(m, y, x):
+    first, second = y.chunk(2, 1)
+    y.relu_()
+    return first - second
+
+
+def of_a_part(m, y, x):
+    y.split(1, 1)[1].relu_()
+    return y
+
+
+def of_a_transposed_view(m, y, x):
+    y.permute(0, 2, 3, 1)[..., 0].mul_(2.0)
+    return y
+
+
+def of_a_reshaped_copy(m, y, x):
+    z = y.transpose(1, 2).reshape(2, -1)
+    z.relu_()
+    return z.sum() + y
+
+
+def before_a_view(m, y, x):
+    y.relu_()
+    z = y.reshape(2, -1)
+    return z[:, :3] * 2, y.permute(0, 2, 3, 1)
+
+
 def behind_dropout(m, y, x):
     kept = F.dropout(y, 0.5, m.training)
     kept.relu_()
@@ -184,8 +263,17 @@ def of_another_dtype(m, y, x):
     return y.to(torch.bfloat16).add_(x.mean(1, keepdim=True))
 
 
-SIMPLE = (reread, two_names)
-OTHERS = (seen_by_a_view, of_a_view, seen_by_a_view_of_another_name, of_an_argument, without_a_scale, of_another_dtype)
+SIMPLE = (reread, two_names, before_a_view)
+VIEWED = (seen_by_a_part, of_a_part, of_a_transposed_view, of_a_reshaped_copy)
+OTHERS = (
+    *VIEWED,
+    seen_by_a_view,
+    of_a_view,
+    seen_by_a_view_of_another_name,
+    of_an_argument,
+    without_a_scale,
+    of_another_dtype,
+)
 
 
 @pytest.mark.parametrize("body", [*SIMPLE, *OTHERS], ids=lambda body: body.__name__)

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from convoy.capture import capture_with_original
+from convoy.capture import capture_with_original, captured_function
 from convoy.capture.recording.recorded_run import recorded
+from tests.unit.capture.test_functional_programs import OPERATORS, Calls
 
 X = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 
@@ -49,6 +50,49 @@ def test_a_record_is_the_graph_that_the_exporter_traces() -> None:
     assert found.arguments.spec == wanted.arguments.spec
     weight = dict(model.named_parameters())["left.weight"]
     assert found_original.constants["left.weight"].data_ptr() == weight.data_ptr()
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("target", OPERATORS, ids=str)
+def test_a_record_of_each_operator_is_the_graph_of_the_exporter(
+    target: torch._ops.OpOverload, memory_format: torch.memory_format
+) -> None:
+    model = Calls(OPERATORS[target]).eval()
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=memory_format)
+    try:
+        model(x)
+    except RuntimeError:  # strides in which this view is none
+        x = x.contiguous()
+    found, found_original = capture_with_original(model, (x,), run=True)
+    wanted, wanted_original = capture_with_original(model, (x,))
+    assert found.was_run
+    assert found.graph == wanted.graph
+    assert found_original.graph == wanted_original.graph
+    torch.testing.assert_close(captured_function(found)(x), model(x))
+
+
+class Attention(nn.Module):
+    """Tokens of an image attend to each other, as in timm's mobile nets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.qkv, self.head = nn.Conv2d(3, 8, 3, 2), nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).flatten(2).transpose(1, 2)
+        n, length, width = x.shape
+        q, k, v = self.qkv(x).reshape(n, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4).unbind(0)
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, length, width)
+        return self.head(x)
+
+
+def test_attention_is_recorded_with_the_strides_of_its_kernel() -> None:
+    model = Attention().eval()
+    found, found_original = capture_with_original(model, (X,), run=True)
+    wanted, wanted_original = capture_with_original(model, (X,))
+    assert found.was_run
+    assert found.graph == wanted.graph
+    assert found_original.graph == wanted_original.graph
 
 
 class _Forward(nn.Module):

@@ -13,6 +13,7 @@ changes.
 from __future__ import annotations
 
 import inspect
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any, Final, cast
@@ -26,7 +27,7 @@ from torch.utils import _pytree as pytree
 from convoy.capture.attribute_snapshot import AttributeSnapshot
 from convoy.capture.copies import copied_arguments, separate_copy
 from convoy.capture.export import tracing
-from convoy.capture.functionalize import SimpleCalls, rewrite_calls
+from convoy.capture.functionalize import SPLITS, SimpleCalls, rewrite_calls
 from convoy.capture.recording.recorded_program import RecordedNesting, RecordedProgram, RecordedSignature
 from convoy.capture.recording.recorder_modes import RecordCalls, RefuseReadValues
 from convoy.capture.recording.without_data import result_without_data, tensors_without_data, without_data
@@ -213,17 +214,28 @@ class _Run:
         if self.refused or not plain or torch.is_autocast_enabled("cuda") or not self._calls.accepts(node):
             self.refuse()
         made = self._made(func, args, kwargs)
+        node.meta["nn_module_stack"] = {self._path[-1]: (self._path[-1], "")}
+        if func not in SPLITS:
+            self._keep(made, node)
+            return made
+        for index, part in enumerate(made):
+            self._keep(part, self._graph.call_function(operator.getitem, (node, index)))
+        node.meta["val"] = [_shape_of(part) for part in made]
+        return made
+
+    def _keep(self, made: Any, node: fx.Node) -> None:
+        """Remember which call made a tensor."""
         if type(made) is not torch.Tensor:
             self.refuse()
-        node.meta["val"] = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
-        node.meta["nn_module_stack"] = {self._path[-1]: (self._path[-1], "")}
+        node.meta["val"] = _shape_of(made)
         self._nodes[id(made)] = (weakref.ref(made), node)
-        return made
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operator. If it fails for want of data, `needs_data` says so; the model may catch the error."""
         if self._data:
             return func(*args, **kwargs)
+        if func is torch.ops.aten.scaled_dot_product_attention.default:  # its result's strides are the kernel's
+            self._needs()
         try:
             return result_without_data(func, args, kwargs)
         except Exception:  # everything: shape functions without data raise errors of their own
@@ -276,6 +288,10 @@ class _Run:
         return RecordedProgram(
             self._graph, RecordedSignature(tuple(self._kept), specs), state, RecordedNesting(in_spec, out_spec)
         )
+
+
+def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _is_plain(result: torch.Tensor) -> bool:

@@ -104,6 +104,12 @@ class RefuseReadValues(TorchFunctionMode):
             self._of_device()
         made = func(*args, **named)
         given = any(isinstance(arg, torch.Tensor) for arg in (*args, *named.values()))
-        if given and not isinstance(made, torch.Tensor) and name not in known:
+        if given and not _is_of_tensors(made) and name not in known:
             self._refuse()
         return made
+
+
+def _is_of_tensors(made: Any) -> bool:
+    """Whether a result is a tensor, or several: the calls that made them are seen."""
+    several = cast("tuple[Any, ...] | list[Any]", made) if isinstance(made, (tuple, list)) else (made,)
+    return bool(several) and all(isinstance(each, torch.Tensor) for each in several)

@@ -31,6 +31,8 @@ MAX_POOL_BACKWARD: Final = "aten.max_pool2d_with_indices_backward.default"
 AVG_POOL_BACKWARD: Final = "aten.avg_pool2d_backward.default"
 """Backward passes of poolings, for which Convoy has a kernel."""
 
+_TRANSPOSITIONS: Final = ("aten.t.default", "aten.transpose.int", "aten.permute.default")
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -144,6 +146,11 @@ class Graph:
         """Whether a value has a memory format: it is 4-D, or 5-D in a graph with volumes."""
         rank = len(self.values[value].spec.shape)
         return rank == 4 or (rank == 5 and self.has_volumes)
+
+    def is_transposed_view(self, value: str) -> bool:
+        """Whether a value is a transposed matrix, of which PyTorch returns a view."""
+        made = self.producer(value)
+        return made is not None and made.op in _TRANSPOSITIONS and len(self.values[value].spec.shape) == 2
 
     def node(self, name: str) -> Node:
         """A node by name; KeyError where there is none."""

@@ -54,6 +54,8 @@ def extract_subgraph(graph: Graph, nodes: Sequence[str], layout: str) -> Extract
     results = tuple(exported)
     text = print_graph(_canonical_graph(graph, chosen, args, constants, results))
     size = sum(graph.values[name].spec.size_bytes for name in (*args, *constants, *results))
+    if len(chosen) == 1 and all(map(graph.is_transposed_view, results)):
+        size = 0  # nothing is moved
     return SubgraphProblem(text, layout, size, _label(chosen)), args, constants, results
 
 

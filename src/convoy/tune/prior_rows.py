@@ -11,7 +11,7 @@ from convoy.engines.base import Engine
 from convoy.measurement.protocol import Protocol
 from convoy.perfdb.row import Measurement, Status
 from convoy.perfdb.time_columns import TimeColumns
-from convoy.problem import EngineConfig, Problem
+from convoy.problem import EngineConfig, Problem, SubgraphProblem
 from convoy.settings import Effort
 from convoy.target import Target
 from convoy.tune.criteria import Criteria
@@ -116,7 +116,8 @@ def add_predictions(
         floor = floor_of()
         with phase("predict"):
             for task in unknown:
-                task.predict(predictor, protocol.id, criteria, floor(task.problem) if floor else 0.0)
+                floor_us = floor(task.problem) if floor else 0.0
+                task.predict(predictor, protocol.id, criteria, floor_us, source.related_rows(task.problem))
     report(len(tasks), len(tasks), "from the database")
     return known
 
@@ -148,6 +149,18 @@ class PredictorSource:
         self._threaded = frozenset(engine.id for engine in engines if engine.builds_in_threads)
         self._target, self._protocol = target, protocol
         self._times: TimeColumns | None = None
+        self._related: Sequence[Target] | None = None
+
+    def related_rows(self, problem: Problem) -> Sequence[Measurement]:
+        """The rows of a subgraph on the first related device that has some; those of layers are among `with_rows`."""
+        if not isinstance(problem, SubgraphProblem):
+            return ()
+        if self._related is None:
+            self._related = related_targets(self._target, self._database.targets().values())
+        protocols = (self._protocol.id, *self._protocol.earlier)
+        places = ((target, protocol) for target in self._related for protocol in protocols)
+        found = (self._database.lookup(problem.key, target.digest, protocol) for target, protocol in places)
+        return next(filter(None, found), ())
 
     def with_rows(self, measured: Iterable[Measurement] = ()) -> tuple[TimePredictor, Criteria | None]:
         """A predictor made from the stored rows and the rows measured since, and the criteria."""

@@ -2,19 +2,21 @@
 
 An H200 has the cores of an H100 and different memory; a new driver leaves the kernels unchanged. Rows of a related device are
 never used as this device's own. At effort `quick` they select what to measure: configs near the best there are measured here,
-and engines that were far behind there are skipped. If libraries or compilers differ too, no engine is skipped.
+and engines that were far behind there are skipped. If libraries or compilers differ too, no engine is skipped. At effort `none`
+a subgraph's time there is its prediction, which is better than one from its bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from convoy.engines.manifest import BASELINE
 from convoy.perfdb.row import Measurement
 from convoy.problem import EngineConfig
 from convoy.target import Target
+from convoy.tune.fitted_roofline import at_least
 
 NEAR_BEST_RATIO: Final = 1.15
 """A config is worth measuring if it came within this factor of the best time on the related device. Differences between
@@ -85,3 +87,24 @@ def hints_from_rows(
             if row.config.engine != BASELINE:
                 slowdowns.setdefault(row.config.engine, row.median_us / best_us)
     return TransferHints(source.name, near, slowdowns)
+
+
+def with_related(
+    predicted: Sequence[Measurement], related: Sequence[Measurement], floor_us: float
+) -> Sequence[Measurement]:
+    """Predictions, with the times that a related device measured for the same configs of the same problem.
+
+    Args:
+        predicted: the predictions.
+        related: rows of the problem on the related device.
+        floor_us: least time on this device, microseconds.
+    """
+    there = {row.config: row.median_us for row in related if row.ok and row.samples}
+    if not there:
+        return predicted
+    return [
+        replace(row, median_us=at_least(there[row.config], floor_us), reason="measured on a related device")
+        if row.config in there
+        else row
+        for row in predicted
+    ]

@@ -23,7 +23,7 @@ from convoy.tune.local_search import next_configs
 from convoy.tune.predict import TimePredictor, predicted_rows
 from convoy.tune.prior import Prior
 from convoy.tune.search_space import SearchSpace
-from convoy.tune.transfer_hints import TransferHints, hints_from_rows
+from convoy.tune.transfer_hints import TransferHints, hints_from_rows, with_related
 
 FINALISTS: Final = 3
 """Candidates that are timed with all samples, besides the baseline."""
@@ -146,9 +146,16 @@ class TuningTask:
         return any(row.config.engine == BASELINE and row.status is Status.OUT_OF_MEMORY for row in self.rows.values())
 
     def predict(
-        self, predictor: TimePredictor, protocol: str, criteria: Criteria | None = None, floor_us: float = 0.0
+        self,
+        predictor: TimePredictor,
+        protocol: str,
+        criteria: Criteria | None = None,
+        floor_us: float = 0.0,
+        related: Sequence[Measurement] = (),
     ) -> None:
         """Add predicted rows, without samples, for configs without a row; none for pruned weights.
+
+        A config that a related device has measured on this very problem (`related`) has its time there, not below the floor.
 
         If the baseline ran out of memory, other configs that ran out of memory count as unmeasured too. A config whose
         workspace a library must be asked for (`Engine.asks_for_workspace`) gets a row only if it may be chosen: if it is faster
@@ -157,7 +164,8 @@ class TuningTask:
         factor = self._prior.underestimate(self.rows)
         replaced = Status.OUT_OF_MEMORY if self.baseline_ran_out_of_memory() else None
         known = {config for config, row in self.rows.items() if row.status is not replaced}
-        for row in self._worth_asking(self._predictions(predictor, protocol, criteria, floor_us)):
+        predicted = with_related(self._predictions(predictor, protocol, criteria, floor_us), related, floor_us)
+        for row in self._worth_asking(predicted):
             workspace = None if row.config in known else self._space.workspace_bytes(row.config)
             if workspace is not None:
                 self.rows[row.config] = replace(row, workspace_bytes=workspace, median_us=factor * row.median_us)

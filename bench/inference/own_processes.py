@@ -7,9 +7,12 @@ drawn anew in each round; nothing else runs on the host. Metrics: `replay_ms` (t
 
     python bench/inference/own_processes.py [--mode training] [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16,fp32]
         [--providers convoy,torch.graph,...] [--db FILE] [--tune-seconds N] [--seconds N] [--run FILE] [--folder DIR] [--prepared]
+        [--beside]
 
 The same command goes on where the last one ended: with `--seconds` it ends in time and names what is missing. After
-`bench/inference/prepare.py` the compilers' caches and Convoy's plans are there; `--prepared` leaves `compile_s` out.
+`bench/inference/prepare.py` the compilers' caches and Convoy's plans are there; `--prepared` leaves `compile_s` out. On a host
+of several GPUs, `--beside` lets commands run side by side, each with its own nets and its own CUDA_VISIBLE_DEVICES; their rows
+say so.
 """
 
 from __future__ import annotations
@@ -92,7 +95,11 @@ def machine_of(manifest: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def record(run: Run, question: str, folder: Path | None, *, prepared: bool = False) -> Path:
+BESIDE = "; other cases ran on other GPUs of the host"
+"""Behind the protocol of rows that were taken with `--beside`."""
+
+
+def record(run: Run, question: str, folder: Path | None, *, prepared: bool = False, beside: bool = False) -> Path:
     """Write the rows of a run as a result file: a line for each figure, and one for each failure.
 
     Args:
@@ -100,13 +107,14 @@ def record(run: Run, question: str, folder: Path | None, *, prepared: bool = Fal
         question: the result file's question.
         folder: where it goes; None: `bench/results`.
         prepared: whether compilers found their caches, so that seconds of compiling mean nothing.
+        beside: whether other cases ran on other GPUs of the host.
     """
     manifest = dict(run.manifest)
     recorder = Recorder(
         question,
         device=str(manifest["target"]["name"]),
         versions=" ".join(f"{name}={version}" for name, version in manifest["versions"].items()),
-        protocol=str(manifest["protocol"]),
+        protocol=str(manifest["protocol"]) + (BESIDE if beside else ""),
         folder=folder,
         commit=str(manifest["commit"]),
         date=str(manifest["date"]),
@@ -171,6 +179,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--run", type=Path, help="the run file, from which the same command goes on")
     made.add_argument("--folder", type=Path)
     made.add_argument("--prepared", action="store_true", help="after bench/inference/prepare.py: no compile_s")
+    made.add_argument("--beside", action="store_true", help="other commands run on other GPUs of this host")
     return made
 
 
@@ -178,7 +187,7 @@ def main() -> None:
     """Measure, print a table, write the CSV."""
     options = parser().parse_args()
     entries = entries_of(options.providers)
-    require_quiet(detect_target(options.device))
+    require_quiet(detect_target(options.device), beside=options.beside)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     path = options.run or Path("build") / f"{options.mode}.run.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +205,8 @@ def main() -> None:
         observer=lambda what, done, of: print(f"{done}/{of} {what}" if of else what, flush=True),
     )
     print(table(run))
-    print(record(run, QUESTIONS[options.mode, options.device], options.folder, prepared=options.prepared))
+    question = QUESTIONS[options.mode, options.device]
+    print(record(run, question, options.folder, prepared=options.prepared, beside=options.beside))
 
 
 if __name__ == "__main__":

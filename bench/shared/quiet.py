@@ -18,13 +18,17 @@ LOOK_S = 1.0
 _STAT = Path("/proc/stat")
 
 
-def require_quiet(target: Target) -> None:
+def require_quiet(target: Target, *, beside: bool = False) -> None:
     """End the script where another process uses the GPU, or more than `MOST_CPU_SHARE` of the cores.
+
+    Args:
+        target: the device.
+        beside: whether others may use the cores, as for other GPUs of the host.
 
     Raises:
         SystemExit: with the reason and what to do.
     """
-    reason = (target.device == "cuda" and others_at_work(target)) or busy_cores()
+    reason = (target.device == "cuda" and others_at_work(target)) or ("" if beside else busy_cores())
     if reason:
         raise SystemExit(f"not measured: {reason}. Figures would be worth little. Stop the other work, or wait for it.")
 

@@ -81,10 +81,24 @@ class Clips(nn.Module):
         return self.head(torch.cat([self.size(x).flatten(1), self.peak(x).flatten(1)], 1))
 
 
+class Grouped(nn.Module):
+    """Grouped and depthwise convolutions of volumes, transposed too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv3d(4, 8, 3, padding=1, groups=2), nn.BatchNorm3d(8)
+        self.depthwise, self.flat = nn.Conv3d(8, 8, 3, padding=1, groups=8), nn.Conv3d(8, 4, (1, 3, 3), 2, groups=4)
+        self.up, self.head = nn.ConvTranspose3d(4, 4, 2, 2, groups=2), nn.Conv3d(4, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.up(self.flat(self.depthwise(functional.relu(self.norm(self.first(x)))))))
+
+
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "3-D U-Net": (UNet, (2, 1, 4, 6, 4)),
     "generator": (generator, (2, 3, 8, 8)),
     "clips": (Clips, (2, 2, 5, 10, 9)),
+    "grouped": (Grouped, (2, 4, 6, 8, 8)),
 }
 
 

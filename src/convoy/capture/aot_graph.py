@@ -48,6 +48,7 @@ def capture_traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
         CaptureError: symbolic shapes, or what a graph cannot hold.
     """
     remove_restrides(module.graph)
+    _casts_as_aten(module.graph)
     module.recompile()
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     if any(not isinstance(value, torch.Tensor) for value in inputs):
@@ -82,3 +83,11 @@ def capture_traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
     arguments = Structure(pytree.tree_structure((tuple(held), {})), held, plain=True)
     results = Structure(pytree.tree_structure(list(range(len(leaves)))), leaves)
     return Captured(graph, constants, arguments, results, tuple(dict.fromkeys(draft.notes)), traced=traced)
+
+
+def _casts_as_aten(graph: fx.Graph) -> None:
+    """Rewrite casts that AOTAutograd writes as an operator of `prims`, as where a float became an input, as ATen's."""
+    for node in graph.nodes:
+        if node.target is torch.ops.prims.convert_element_type.default:
+            source, dtype = node.args
+            node.target, node.args, node.kwargs = torch.ops.aten._to_copy.default, (source,), {"dtype": dtype}

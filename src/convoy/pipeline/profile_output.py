@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from convoy.errors import InputError
@@ -23,14 +24,26 @@ def profiled(settings: Settings) -> Generator[ProfileRecorder]:
         InputError: the file cannot be written; known before anything is tuned if its folder does not exist.
     """
     path = settings.profile
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise InputError("profile", str(path), "a file in a folder that exists")
+    check_profile(settings)
     with recorded_profile() as recorder:
         yield recorder
     if path is not None:
         profile = recorder.profile()
         write_profile(profile, path)
         print(profile.table(), file=sys.stderr)
+
+
+def check_profile(settings: Settings) -> None:
+    """Raise InputError if `settings.profile` names a folder, or a file in a folder that does not exist."""
+    path = settings.profile
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise InputError("profile", str(path), "a file in a folder that exists")
+
+
+def profile_of_pass(settings: Settings, name: str) -> Settings:
+    """Settings whose profile is a file for one pass of training: `tuning.forward.json` beside `tuning.json`."""
+    path = settings.profile
+    return settings if path is None else replace(settings, profile=path.with_suffix(f".{name}{path.suffix}"))
 
 
 def write_profile(profile: TuningProfile, path: Path) -> None:

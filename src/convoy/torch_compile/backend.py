@@ -12,11 +12,12 @@ from torch._guards import TracingContext, tracing
 
 from convoy.engines.competition import competing_engines
 from convoy.errors import InputError, unknown_name
+from convoy.pipeline.profile_output import check_profile
 from convoy.program.recording import first_line
 from convoy.settings import Settings
 from convoy.torch_compile.compiled_passes import compile_passes
 from convoy.torch_compile.dispatch_modes import without_modes
-from convoy.torch_compile.float_inputs import fix_floats
+from convoy.torch_compile.float_inputs import fix_floats, has_float_input
 from convoy.torch_compile.inference_graph import InferenceGraph
 from convoy.torch_compile.symbolic_graph import SymbolicGraph
 from convoy.user_warning import warn_user
@@ -76,7 +77,7 @@ def _compiled(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], sett
         passes = compile_passes(graph_module, inputs, settings)
     except Exception as error:  # AOTAutograd runs the user's operators on fake tensors: anything may come out of it
         return _as_caught(graph_module, first_line(error))
-    if not passes.is_plain or _autocasts():
+    if not passes.is_plain or _autocasts() or has_float_input(graph_module):
         return passes.run
     return InferenceGraph(graph_module, _weights_at(graph_module, inputs), settings)
 
@@ -99,6 +100,7 @@ def settings_of(options: Mapping[str, Any], mode: str | None = None) -> Settings
             raise unknown_name("options", name, _OPTIONS)
     settings = Settings(**options)
     competing_engines(settings)
+    check_profile(settings)
     return settings
 
 

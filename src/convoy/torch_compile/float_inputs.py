@@ -31,6 +31,16 @@ def fix_floats(graph_module: fx.GraphModule) -> None:
         graph_module.recompile()
 
 
+def has_float_input(graph_module: fx.GraphModule) -> bool:
+    """Whether a float of the caller's that changes from call to call is an input, which Dynamo passes as a tensor."""
+    return any(
+        node.op == "placeholder"
+        and bool(node.users)
+        and getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False)
+        for node in graph_module.graph.nodes
+    )
+
+
 def _is_fixed(made: Any, source: fx.Node) -> bool:
     if made.node.expr.is_number:
         return True

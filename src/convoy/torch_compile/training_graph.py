@@ -31,6 +31,7 @@ from convoy.pipeline.measure_net import measure, prediction_notes
 from convoy.pipeline.net import Net, input_formats, make_net, memory_format
 from convoy.pipeline.observer import Observer
 from convoy.pipeline.plan_target import device_of, target_for
+from convoy.pipeline.profile_output import profile_of_pass, profiled
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.stored_plans.plan_record import PlanRecord
@@ -109,10 +110,11 @@ class TracedGraph:
         deadline = Deadline(self._settings.time_s)
         try:
             with shown(self._settings.progress) as display, preserve_global_state(), without_modes():
-                captured = capture_traced(self._module, args)
-                layout = self._layout(args)
                 watch = partial(_tell, display, self._name)
-                runnable = self._runnable(captured, [arg.detach() for arg in args], watch, deadline)
+                with profiled(profile_of_pass(self._settings, self._name)):
+                    captured = capture_traced(self._module, args)
+                    layout = self._layout(args)
+                    runnable = self._runnable(captured, [arg.detach() for arg in args], watch, deadline)
         except SelectionError:
             raise  # a budget or a promise that was asked for cannot be kept
         except Exception as error:  # whatever a user's operators, a compiler or a device make of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from convoy import progress
+from convoy.errors import InputError
 from convoy.pipeline.check import end_to_end
 from convoy.torch_compile import training_graph
+from convoy.torch_compile.backend import settings_of
 from tests.unit.training.training_nets import batches, net, sgd
 
 X = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(1))
@@ -50,6 +53,24 @@ def train(model: Any, parameters: nn.Module, count: int = 3) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def test_each_pass_has_a_profile(db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    torch.compiler.reset()
+    model = net()
+    compiled = torch.compile(
+        model, backend="convoy", options={**OPTIONS, "db": db, "profile": tmp_path / "tuning.json"}
+    )
+    train(compiled, model, 1)
+    assert {path.name for path in tmp_path.iterdir()} == {"tuning.forward.json", "tuning.backward.json"}
+    for path in tmp_path.iterdir():
+        assert json.loads(path.read_text())["traceEvents"]
+    assert capsys.readouterr().err.count("total") == 2
+
+
+def test_a_profile_in_a_folder_that_does_not_exist_is_an_error(tmp_path: Path):
+    with pytest.raises(InputError, match="profile: got"):
+        settings_of({"profile": tmp_path / "absent" / "tuning.json"})
 
 
 def test_an_eager_loop_trains_as_before(graphs: list[training_graph.TracedGraph], db: Path):

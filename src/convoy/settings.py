@@ -97,8 +97,9 @@ class Settings:
             standard error. With `time_s` it shows the best so far and the time left, too.
         keep_freed_memory: on a CPU, tell glibc to keep freed memory in the process (`convoy.measurement.device.heap`):
             faster, but for the whole process, and other programs cannot use that memory.
-        profile: after tuning, write where its time went to this file (`torch.compile` in training: to one file a pass, with
-            `.forward` or `.backward` in its name), as a trace for Perfetto, and print a table on standard error; None: do neither.
+        profile: after tuning, write where its time went to this file, as a trace for Perfetto, and print a table on standard
+            error; None: do neither. `torch.compile` in training writes a file for each pass: `NAME.forward.json`,
+            `NAME.backward.json`.
         check: how an optimised module detects changes of its stock module. `identity`: objects, addresses and version
             counters. `contents`: also sums over all parameters and buffers, in every call, which detect writes through
             `.data` too.

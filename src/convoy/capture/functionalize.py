@@ -29,6 +29,7 @@ _KEPT: Final = frozenset(
         aten.addcmul.default,
         aten.cat.default,
         aten.clamp_min.default,
+        aten.conv2d.padding,
         aten.div.Tensor,
         aten.elu.default,
         aten.gelu.default,
@@ -100,7 +101,16 @@ _RESHAPES: Final = frozenset({aten.flatten.using_ints, aten.reshape.default})
 """Calls whose result is their operand's memory, or a copy where its strides allow no view."""
 
 _MAY_SHARE: Final = frozenset(
-    {aten.dropout.default, aten.dropout_.default, operator.getitem, *_RESHAPES, *_VIEWS, *SPLITS}
+    {
+        aten.contiguous.default,
+        aten.expand_as.default,
+        aten.dropout.default,
+        aten.dropout_.default,
+        operator.getitem,
+        *_RESHAPES,
+        *_VIEWS,
+        *SPLITS,
+    }
 )
 """Calls whose result may be their operand's memory."""
 
@@ -164,8 +174,10 @@ def _is_known(node: fx.Node) -> bool:
     target = node.target
     if target is aten.batch_norm.default:
         return all(isinstance(arg, fx.Node) for arg in node.args[:5]) and node.args[5] is False
-    if target in _RESHAPES:
+    if target in _RESHAPES or target is aten.expand_as.default:
         return isinstance(node.args[0], fx.Node)
+    if target is aten.contiguous.default:
+        return isinstance(node.args[0], fx.Node) and not node.kwargs and len(node.args) == 1
     if target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and node.args[0].target in SPLITS
     if target is aten.chunk.default:
@@ -195,6 +207,15 @@ def _rewrite(graph: fx.Graph, node: fx.Node, place: dict[fx.Node, int]) -> None:
     elif node.target in _RESHAPES:
         assert isinstance(operand, fx.Node)
         _rewrite_reshape(graph, node, operand)
+    elif node.target is aten.contiguous.default:
+        assert isinstance(operand, fx.Node)
+        if operand.meta["val"].is_contiguous():  # the very same tensor
+            node.replace_all_uses_with(operand)
+            graph.erase_node(node)
+        else:
+            node.target, node.kwargs = aten.clone.default, {"memory_format": torch.contiguous_format}
+    elif node.target is aten.expand_as.default:
+        node.target, node.args = aten.expand.default, (operand, list(node.meta["val"].shape))
     elif node.target is aten.chunk.default:
         assert isinstance(operand, fx.Node)
         _, count, *dim = node.args

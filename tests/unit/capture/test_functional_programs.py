@@ -126,6 +126,9 @@ OPERATORS = {
     aten.avg_pool3d.default: lambda m, y, x: F.avg_pool3d(y[:, None], 2),
     aten.chunk.default: lambda m, y, x: torch.cat(y.chunk(3, 1)[::-1], 1) + y.chunk(2)[0],
     aten.clamp_min.default: lambda m, y, x: y.clamp_min(0.25),
+    aten.contiguous.default: lambda m, y, x: y.contiguous().transpose(1, 2).contiguous() * x[:1, :1, :1],
+    aten.conv2d.padding: lambda m, y, x: F.conv2d(y, m.conv.weight[:, :1], padding="same", groups=4),
+    aten.expand_as.default: lambda m, y, x: y * y.mean(1, keepdim=True).expand_as(y),
     aten.conv1d.default: lambda m, y, x: F.conv1d(y.flatten(2), m.linear.weight[:, :4, None]),
     aten.conv3d.default: lambda m, y, x: F.conv3d(y[:, None], m.conv.weight[:, None, :1], stride=2),
     aten.div.Tensor: lambda m, y, x: y / 3 / (x.mean((1, 2, 3), keepdim=True) + 2),
@@ -245,6 +248,12 @@ def before_a_view(m, y, x):
     return z[:, :3] * 2, y.permute(0, 2, 3, 1)
 
 
+def of_a_contiguous_tensor(m, y, x):
+    z = y.contiguous()
+    z.relu_()
+    return y + z.transpose(1, 2).contiguous().relu_().transpose(1, 2)
+
+
 def behind_dropout(m, y, x):
     kept = F.dropout(y, 0.5, m.training)
     kept.relu_()
@@ -264,7 +273,7 @@ def of_another_dtype(m, y, x):
 
 
 SIMPLE = (reread, two_names, before_a_view)
-VIEWED = (seen_by_a_part, of_a_part, of_a_transposed_view, of_a_reshaped_copy)
+VIEWED = (seen_by_a_part, of_a_part, of_a_transposed_view, of_a_reshaped_copy, of_a_contiguous_tensor)
 OTHERS = (
     *VIEWED,
     seen_by_a_view,

@@ -111,8 +111,13 @@ NOTHING_KNOWN: Final = "nothing was ever measured on this device"
 """Start of the note that predictions rest on no measurement."""
 
 
-def prediction_notes(found: SearchResult) -> list[str]:
-    """Notes of a plan that was chosen from predicted times, or without counted zeros."""
+def prediction_notes(found: SearchResult, why_first: str = "") -> list[str]:
+    """Notes of a plan that was chosen from predicted times, or without counted zeros.
+
+    Args:
+        found: the times.
+        why_first: why the plan, a first answer that nothing was measured for, was kept; empty if it is none.
+    """
     notes: list[str] = []
     if found.wrong_predictions:
         notes.append(
@@ -124,13 +129,16 @@ def prediction_notes(found: SearchResult) -> list[str]:
         )
     if not found.predicted:
         return [f"{CUT} {found.cut}", *notes] if found.cut else notes
-    if found.cut:
+    never = "never"
+    if why_first:
+        never, why, remedy = "not yet", f"this is the first answer: {why_first}", "give it more time (`--time`)"
+    elif found.cut:
         why, remedy = f"{CUT} {found.cut}", "give it more time (`--time`)"
     elif found.baseline_out_of_memory:
         why, remedy = f"PyTorch ran out of memory on {found.baseline_out_of_memory} of them", "tune a smaller batch"
     else:
         why, remedy = "effort none measures nothing", "measure once: `convoy optimize` with `--effort quick`"
-    unmeasured = f"{found.predicted} of {len(found.rows)} problems were never measured on this target, because {why}"
+    unmeasured = f"{found.predicted} of {len(found.rows)} problems were {never} measured on this target, because {why}"
     if not found.predicted_from:
         limits = f"{NOTHING_KNOWN}: times marked ~ are lower limits from its peak rates, not estimates"
         return [f"{limits}; {remedy}", unmeasured, *notes]

@@ -6,6 +6,7 @@ What is left to do after measuring takes about as long as it took for the first 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -126,7 +127,7 @@ def tune_in_time(
             raise
         torch.cuda.empty_cache()
         return _cut(first, deadline)
-    return second if _gain(second.built) >= _gain(first.built) else first
+    return second if _gain(second.built) >= _gain(first.built) else _kept(first, second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,20 @@ def overrun_note(deadline: Deadline, measured: int) -> str:
 def _cut(first: TunedPlan, deadline: Deadline) -> TunedPlan:
     """The first answer, for a call whose time is up; its notes say why nothing was measured."""
     found = dataclasses.replace(first.found, cut=f"after {deadline.seconds:.3g} s, before anything was measured")
-    before, after = set(prediction_notes(first.found)), prediction_notes(found)
+    return _noted(first, found, prediction_notes(found))
+
+
+def _kept(first: TunedPlan, second: TunedPlan) -> TunedPlan:
+    """The first answer, for a call whose measurements gave no better plan; its notes say so."""
+    found = dataclasses.replace(first.found, measured=second.found.measured)
+    worse = "gives wrong results" if second.built.wrong else "is slower"
+    why = f"the plan of the {found.measured} candidates that were measured afterwards {worse}"
+    return dataclasses.replace(_noted(first, found, prediction_notes(found, why)), complete=first.complete)
+
+
+def _noted(first: TunedPlan, found: SearchResult, after: Sequence[str]) -> TunedPlan:
+    """The first answer with other notes on its predictions."""
+    before = set(prediction_notes(first.found))
     kept = [note for note in first.built.plan.notes if note not in before]
     plan = dataclasses.replace(first.built.plan, notes=(*after, *kept))
     built = dataclasses.replace(first.built, plan=plan, program=first.built.program.with_plan(plan))

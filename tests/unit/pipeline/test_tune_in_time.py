@@ -104,10 +104,17 @@ def test_the_first_answer_comes_first_and_the_search_leaves_time_to_build(monkey
 
 
 def test_what_turns_out_slower_or_wrong_does_not_replace_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert time_of(Stages(monkeypatch, 30.0, second_ms=9.0).run()) == 8.0
+    slower = Stages(monkeypatch, 30.0, second_ms=9.0).run()
+    assert time_of(slower) == 8.0
     stages = Stages(monkeypatch, 30.0)
     stages.wrong[Effort.QUICK] = "off by much"
-    assert time_of(stages.run()) == 8.0
+    wrong = stages.run()
+    assert time_of(wrong) == 8.0
+    for kept, why in ((slower, "is slower"), (wrong, "gives wrong results")):
+        notes = " ".join(kept.built.plan.notes)
+        assert f"the plan of the 3 candidates that were measured afterwards {why}" in notes
+        assert "effort none" not in notes
+        assert kept.found.measured == 3
 
 
 def test_where_no_time_is_left_the_first_answer_says_why_nothing_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -145,26 +146,13 @@ def make_net(
     )  # what the caller has is allowed, whatever the settings say
     quick = skips_layout_search(settings, target)
     layouts = tuple(given) if quick and set(given) == {"nhwc"} else tuple(dict.fromkeys((*layouts, *given)))
+    ask = partial(propose, graph, layouts=layouts, numerics=str(settings.numerics), buckets=buckets)
+    ask = partial(ask, masks=weight_masks(captured), band_bytes=_least_inside(target))
     engines = engines_on(target, settings)
-    regions = [
-        region
-        for groups in dict.fromkeys((tuple(apart), ()) if joined_too else (tuple(apart),))
-        for region in propose(
-            graph,
-            layouts=layouts,
-            numerics=str(settings.numerics),
-            masks=weight_masks(captured),
-            patterns={pattern for engine in engines for pattern in engine.patterns} | _whole(settings, target),
-            band_bytes=_least_inside(target),
-            whole=whole_scope(settings, target),
-            buckets=buckets,
-            apart=groups,
-        )
-    ]
-    regions = list({region.id: region for region in regions}.values())
-    regions = [region for region in regions if region.pattern != "block" or _has_kernel(region, engines, target)]
-    if _has_defects(regions, target):  # a layer by itself avoids them
-        regions = [region for region in regions if region.pattern != WHOLE]
+    patterns = {pattern for engine in engines for pattern in engine.patterns} | _whole(settings, target)
+    ask = partial(ask, patterns=patterns, whole=whole_scope(settings, target))
+    found = [*ask(apart=apart), *(ask() if apart and joined_too else ())]
+    regions = _with_kernels({region.id: region for region in found}.values(), engines, target)
     known = {region.id for region in regions}
     for engine in engines:
         own = fused_regions(graph, engine.fusions(graph), layouts, engine.id)
@@ -179,6 +167,14 @@ def make_net(
 def _mixes(nodes: Sequence[str], group: Collection[str]) -> bool:
     """Whether some of the nodes are in the group, and some are not."""
     return 0 < sum(name in group for name in nodes) < len(nodes)
+
+
+def _with_kernels(found: Iterable[Region], engines: Sequence[Engine], target: Target) -> list[Region]:
+    """The regions without blocks that no engine computes, and without whole nets that PyTorch may compute wrongly."""
+    regions = [region for region in found if region.pattern != "block" or _has_kernel(region, engines, target)]
+    if _has_defects(regions, target):  # a layer by itself avoids them
+        return [region for region in regions if region.pattern != WHOLE]
+    return regions
 
 
 def _has_kernel(region: Region, engines: Sequence[Engine], target: Target) -> bool:

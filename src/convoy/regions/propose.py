@@ -46,18 +46,17 @@ def propose(
 ) -> list[Region]:
     """Regions with which selection may cover a graph: in graph order of their first node, glue, casts and nets last.
 
-    Every node has a region of its own (`conv`, `linear`, `dgrad`, `wgrad`, `op` or `draw`), so a cover always exists. Every
-    region is convex.
+    Every node has a region of its own (`conv`, `linear`, `dgrad`, `wgrad`, `op`, `draw`): there is a cover. All are convex.
 
     Args:
         graph: a graph that `verify` accepts.
         layouts: memory formats to offer for 4-D values, the caller's first.
         numerics: the rounding that the user allows; part of every layer's problem.
-        masks: positions of pruned weights' values by constant name: their convolutions are also offered with the mask.
+        masks: positions of pruned weights' values by constant: their convolutions are also offered with the mask.
         patterns: those of `PATTERNS` that some engine has kernels for.
         band_bytes: least size of a value inside a `banded` region.
         buckets: names of results that are sent to other processes together.
-        apart: convex groups of nodes of which no glue holds others too.
+        apart: convex groups of nodes: no glue mixes them with others.
         whole: which parts of the net the pattern `whole` proposes.
     """
     found: list[Region] = []
@@ -68,8 +67,7 @@ def propose(
             epilogues.update(set(regions[-1].nodes) - {node.name})
             found += regions
             continue
-        own = chains(graph, node) if node.op in LAYERS else []
-        if own:
+        if own := chains(graph, node) if node.op in LAYERS else []:
             epilogues.update(own[-1].names[1:])
         else:
             found.append(op_region(graph, node, layouts))
@@ -87,10 +85,10 @@ def propose(
         found += banded_regions(graph, layouts, band_bytes)
     if "block" in patterns:
         found += block_regions(graph, layouts)
-    chains_of_norms = norm_regions(graph, layouts) if "norm" in patterns else []
-    with_norms = {name for region in chains_of_norms for name in region.nodes}
+    norms = norm_regions(graph, layouts) if "norm" in patterns else []
+    with_norms = {name for region in norms for name in region.nodes}
     glue = glue_regions(graph, epilogues, layouts, with_norms, pools="pool" in patterns, apart=apart)
     grouped = {region.nodes for region in glue}
-    alone = [region for region in chains_of_norms if region.nodes not in grouped]
+    alone = [region for region in norms if region.nodes not in grouped]
     nets = whole_regions(graph, layouts, whole) if "whole" in patterns else []
     return [*found, *glue, *alone, *cast_regions(graph, layouts, buckets), *nets]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,44 +42,21 @@ from convoy.problem import image_layout
 from convoy.program import Program, build_program
 from convoy.program.calls import CallExample
 from convoy.program.runnable_program import eager_of
-from convoy.report.summary import Summary
-from convoy.schedule import Collective, cast_groups, collectives
+from convoy.schedule import Collective, cast_groups
 from convoy.settings import Settings
 from convoy.target import Target
 from convoy.training.allreduce.gathered_factors import FACTORS
-from convoy.training.allreduce.weight_products import WeightProduct, kept_apart, weight_products, worth_gathering
+from convoy.training.allreduce.sent_gradients import collectives_of
+from convoy.training.allreduce.weight_products import WeightProduct, products_apart
 from convoy.training.batch_form import InputForm
 from convoy.training.start_step import StepStart
 from convoy.training.step import TrainingStep
 from convoy.training.step_arguments import check_scalar_devices
 from convoy.training.step_program import StepOptions, StepProgram
 from convoy.training.stock_step import StepCheck, StockStep
+from convoy.training.training_result import TrainingResult
 from convoy.tune import SearchResult
-from convoy.tuning_profile import TuningProfile, phase
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
-    """What `train_model` found.
-
-    Attributes:
-        step: the step to call.
-        plan: what it runs.
-        found: the summary, or what reads it (that of a stored plan); None where a plan was replayed.
-        profile: where the time of the call went.
-        measured: number of candidates that were measured.
-    """
-
-    step: TrainingStep
-    plan: Plan
-    found: Summary | Callable[[], Summary] | None
-    profile: TuningProfile = field(default_factory=TuningProfile)
-    measured: int = 0
-
-    @property
-    def summary(self) -> Summary | None:
-        """Everything that was found out; None where a plan was replayed."""
-        return self.found if self.found is None or isinstance(self.found, Summary) else self.found()
+from convoy.tuning_profile import phase
 
 
 class TrainingJob:
@@ -138,9 +115,8 @@ class TrainingJob:
         """The weight gradients that have steps of their own: that may be gathered as factors, or that a plan keeps apart."""
         graph = self.capture.captured.graph
         gradients = graph.outputs[1 : 1 + len(self.capture.learned)]
-        if replayed is not None:
-            return kept_apart(weight_products(graph, gradients), [step.nodes for step in replayed.steps])
-        return worth_gathering(graph, gradients, self.target.device) if self.options.gradients == FACTORS else []
+        steps = None if replayed is None else [step.nodes for step in replayed.steps]
+        return products_apart(graph, gradients, steps, self.target.device, wanted=self.options.gradients == FACTORS)
 
     def inputs(self) -> list[torch.Tensor]:
         """Parameters, buffers and batch, in the graph's order."""
@@ -232,18 +208,11 @@ class TrainingJob:
         return check
 
     def _collectives(self) -> list[Collective]:
-        """The all-reduces of the gradients, where there is a process group.
-
-        A group of one process is planned for as one of two, so that its plan serves any number.
-        """
+        """The all-reduces of the gradients, where there is a process group."""
         group = self.options.group
         if group is None or self.options.accumulate > 1:
             return []
-        graph = self.capture.captured.graph
-        names = graph.outputs[1 : 1 + len(self.capture.learned)]
-        specs = [graph.values[name].spec for name in names]
-        processes = max(2, torch.distributed.get_world_size(group))
-        return collectives(names, [spec.size_bytes for spec in specs], [spec.dtype for spec in specs], processes)
+        return collectives_of(self.capture, group)
 
     def _conclude(
         self, built: BuiltPlan, found: SearchResult, ceilings: Peaks | None, deadline: Deadline

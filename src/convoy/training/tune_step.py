@@ -27,7 +27,8 @@ from convoy.training.plan_agreement import agree_on_plan, measured_share, take_s
 from convoy.training.step import TrainingStep, effective_amp
 from convoy.training.step_arguments import check_training_arguments
 from convoy.training.step_program import StepOptions
-from convoy.training.training_job import TrainingJob, TrainingResult
+from convoy.training.training_job import TrainingJob
+from convoy.training.training_result import TrainingResult
 from convoy.training.uncaptured_step import uncaptured_step
 from convoy.typed_torch import process_group, unwrapped
 from convoy.user_warning import warn_user

@@ -74,6 +74,23 @@ def worth_gathering(graph: Graph, gradients: Collection[str], device: str) -> li
     return [product for product in weight_products(graph, gradients) if product.pays(graph, 2, device)]
 
 
+def products_apart(
+    graph: Graph, gradients: Collection[str], steps: Sequence[Collection[str]] | None, device: str, *, wanted: bool
+) -> list[WeightProduct]:
+    """The products that have steps of their own.
+
+    Args:
+        graph: the graph.
+        gradients: names of its results that are gradients.
+        steps: names of the nodes of each step of a plan that is replayed, which decides; None: there is no such plan.
+        device: `cpu` or `cuda`.
+        wanted: whether factors are to be gathered.
+    """
+    if steps is not None:
+        return kept_apart(weight_products(graph, gradients), steps)
+    return worth_gathering(graph, gradients, device) if wanted else []
+
+
 def kept_apart(products: Sequence[WeightProduct], steps: Sequence[Collection[str]]) -> list[WeightProduct]:
     """The products of which each step computes nodes alone, or none.
 

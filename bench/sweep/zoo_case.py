@@ -146,7 +146,10 @@ def step(model: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
     """One training step with SGD: its loss and the weights after it, beside PyTorch's."""
 
     def loss_of(outputs: Any) -> torch.Tensor:
-        return torch.stack([tensor.float().square().mean() for tensor in end_to_end.float_outputs(outputs)]).sum()
+        found = [
+            leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        ]
+        return torch.stack([tensor.float().square().mean() for tensor in found]).sum()
 
     # Two images: a batch norm over one pixel has no variance.
     batch = pytree.tree_map(lambda leaf: torch.cat([leaf, leaf.flip(-1)]), args)

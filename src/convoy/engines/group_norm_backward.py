@@ -1,4 +1,4 @@
-"""GroupNorm's backward pass without PyTorch's crash on a CPU: a channels_last input that needs no gradient of its own.
+"""GroupNorm for any strides, and its backward pass without PyTorch's crash on a CPU: a channels_last input without a gradient.
 
 PyTorch's kernel for channels_last writes the input's gradient whether it was asked for or not, through a null pointer
 (`known_defects`: torch-group-norm-backward-channels-last). Asked for it, it is right.
@@ -15,14 +15,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convoy.graph.ir import Graph
 
+GROUP_NORM: Final = "aten.native_group_norm.default"
 GROUP_NORM_BACKWARD: Final = "aten.native_group_norm_backward.default"
 
 _BACKWARD: Final = torch.ops.aten.native_group_norm_backward.default
 
 
+def _format(x: torch.Tensor) -> torch.memory_format:
+    """The memory format in which a tensor is dense, or contiguous where it has gaps.
+
+    A model's `group_norm` copies an input with gaps, and a graph drops copies. PyTorch's operator refuses such an input, and its
+    gradient reads wrong elements of one, as it does of a `dy` in another format than x.
+    """
+    images = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if images else torch.contiguous_format
+
+
+def group_norm(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`native_group_norm` of an input with any strides."""
+    return torch.ops.aten.native_group_norm.default(x.contiguous(memory_format=_format(x)), *rest)
+
+
 def group_norm_gradients(dy: torch.Tensor, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor | None, ...]:
-    """`native_group_norm_backward` with the input's gradient, which is dropped where the last argument does not ask for it."""
+    """`native_group_norm_backward` for any strides; the input's gradient is dropped where the last argument says so."""
     *sizes, wanted = rest
+    dy, x = (tensor.contiguous(memory_format=_format(x)) for tensor in (dy, x))
     if wanted[0] or not any(wanted) or x.device.type != "cpu":
         return _BACKWARD(dy, x, *sizes, wanted)
     return None, *_BACKWARD(dy, x, *sizes, [True, *wanted[1:]])[1:]

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from convoy.engines.group_norm_backward import GROUP_NORM_BACKWARD, group_norm_gradients
+from convoy.engines.group_norm_backward import GROUP_NORM, GROUP_NORM_BACKWARD, group_norm, group_norm_gradients
 from convoy.errors import InputError
 from convoy.graph.ir import AVG_POOL_BACKWARD, LAYERS
 
@@ -77,9 +77,10 @@ def _average_gradient(
 
 _MENDED: Final[Mapping[str, Callable[..., Any]]] = {
     AVG_POOL_BACKWARD: _average_gradient,
+    GROUP_NORM: group_norm,
     GROUP_NORM_BACKWARD: group_norm_gradients,
 }
-"""Operators that some PyTorch versions compute wrongly, and the functions that replace them."""
+"""Operators that some PyTorch versions compute wrongly, or for some strides not at all, and the functions that replace them."""
 
 _FILES: Final = frozenset({"from_file", "save"})
 """They open files by name; a graph's text may come from a file itself."""

@@ -563,6 +563,26 @@ def test_a_batch_that_requires_a_gradient_gets_one(settings: convoy.Settings):
     assert x.grad is not None
 
 
+class NormedPart(nn.Module):
+    """A group norm of a part of the channels, as SHViT's attention has it: its input and its gradient are slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.GroupNorm(1, 4), nn.Conv2d(8, 5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part, rest = self.first(x).split([4, 4], 1)
+        return self.last(torch.cat([self.norm(part), rest], 1)).mean((2, 3))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_group_norm_reads_a_slice(settings: convoy.Settings, memory_format: torch.memory_format):
+    x = images().contiguous(memory_format=memory_format)
+    found = pair(lambda: NormedPart().to(memory_format=memory_format), lambda _: stock_loss, (x, labels()), settings)
+    assert_planned(found)
+    found.train((x, labels()), (x, labels()))
+
+
 # --- arguments ----------------------------------------------------------------------------------------------------------
 
 

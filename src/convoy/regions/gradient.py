@@ -23,6 +23,12 @@ from convoy.regions.conv import problems_of_volumes
 from convoy.regions.region import Region
 
 
+def has_constant_image(graph: Graph, node: Node) -> bool:
+    """Whether one of `GRADIENTS` reads a constant besides a weight, such as the image that a convolution of positions reads."""
+    images = list(node.refs())[: 2 if node.op.endswith("wgrad") else 1]
+    return any(graph.values[name].kind == "constant" for name in images)
+
+
 def gradient_regions(graph: Graph, node: Node, layouts: Sequence[str], numerics: str) -> Iterator[Region]:
     """The regions of one of `GRADIENTS`; the last one includes the bias gradient if there is one."""
     volumes = node.op in VOLUME_GRADIENTS

@@ -13,7 +13,7 @@ from convoy.regions.casts import cast_regions
 from convoy.regions.conv import conv_region
 from convoy.regions.epilogue import chains
 from convoy.regions.glue import glue_regions
-from convoy.regions.gradient import gradient_regions
+from convoy.regions.gradient import gradient_regions, has_constant_image
 from convoy.regions.linear import linear_region
 from convoy.regions.mask import with_mask
 from convoy.regions.merge import merge_regions
@@ -62,7 +62,7 @@ def propose(
     found: list[Region] = []
     epilogues: set[str] = set()
     for node in graph.nodes:
-        if node.op in GRADIENTS:
+        if node.op in GRADIENTS and not has_constant_image(graph, node):
             regions = list(gradient_regions(graph, node, layouts, numerics))
             epilogues.update(set(regions[-1].nodes) - {node.name})
             found += regions

@@ -583,6 +583,30 @@ def test_a_group_norm_reads_a_slice(settings: convoy.Settings, memory_format: to
     found.train((x, labels()), (x, labels()))
 
 
+class Positions(nn.Module):
+    """A learned convolution of an image of positions that is the same in every call, as EdgeNeXt has it."""
+
+    def __init__(self, sides: int) -> None:
+        super().__init__()
+        self.first = (nn.Conv2d, nn.Conv3d)[sides - 2](3, 4, 3)
+        self.place = (nn.Conv2d, nn.Conv3d)[sides - 2](2, 4, 1)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        rows = torch.arange(y.shape[-2], dtype=torch.float32).sin()[:, None].expand(y.shape[-2:])
+        image = torch.stack([rows, rows.cos()]).view(1, 2, *[1] * (y.dim() - 4), *rows.shape)
+        return self.head((y + self.place(image)).flatten(2).mean(2))
+
+
+@pytest.mark.parametrize("sides", [2, 3])
+def test_a_convolution_reads_a_constant_image(settings: convoy.Settings, sides: int):
+    x = images() if sides == 2 else images()[:, :, None].repeat(1, 1, 3, 1, 1)
+    found = pair(lambda: Positions(sides), lambda _: stock_loss, (x, labels()), settings)
+    assert_planned(found)
+    found.train((x, labels()), (x, labels()))
+
+
 # --- arguments ----------------------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,22 @@ def average(gradient: torch.Tensor) -> None:
     gradient /= dist.get_world_size()
 
 
+def check_factors(rank: int, batch: tuple[torch.Tensor, torch.Tensor], settings: convoy.Settings) -> None:
+    """Gradients of linear layers from gathered factors, in one graph, are right."""
+    module = net()
+    judge = Judge(module, sgd)
+    model = nn.parallel.DistributedDataParallel(module, device_ids=[rank])
+    step = convoy.training_step(model, cross_entropy, sgd(module), batch, gradients="factors", settings=settings)
+    assert step.work.factored is not None, step.notes
+    for _ in range(6):
+        with judge.step(batch) as losses:
+            losses.append(step(*batch))
+    torch.cuda.synchronize()
+    judge.check(average)
+    assert step.graph is not None, step.notes
+    step.release()
+
+
 def main(folder: Path) -> None:
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
@@ -75,6 +91,8 @@ def main(folder: Path) -> None:
         streams.append(1 + max(one.stream for one in step.plan.steps))
         plan = step.save(folder / f"{rank}.plan.json")
         ends[label] = torch.cat([p.detach().flatten() for p in module.parameters()]).double().cpu()[::997].tolist()
+    if dist.get_world_size() > 1:
+        check_factors(rank, (x, y), settings)
     (folder / f"{rank}.json").write_text(json.dumps({"ends": ends, "graphs": graphs, "streams": streams}))
     assert step.graph is not None
     dist.destroy_process_group()  # with the step in reach: NCCL would wait for its graph for ever

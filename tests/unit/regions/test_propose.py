@@ -407,3 +407,15 @@ return %dx, %dw, %db, %t
     found = propose(parse_graph("graph 1\n" + text), layouts=LAYOUTS, numerics="strict", patterns=("norm",))
     assert [region.id for region in found if region.pattern == "norm"] == ["norm(m+dx)", "norm(s+m+dx)"]
     assert [region.id for region in found if region.pattern == "glue"] == ["glue(a+b+s+t+m+dx)", "glue(a+b+t)"]
+
+
+@pytest.mark.parametrize(
+    "op", ["aten.t.default(%x)", "aten.permute.default(%x, (1, 0))", "aten.transpose.int(%x, 0, 1)"]
+)
+def test_a_transposed_matrix_moves_nothing(op: str) -> None:
+    graph = parse_graph(f"graph 1\ninput %x: bf16[64,32]\n%t: bf16[32,64] = {op}\nreturn %t\n")
+    assert extract_subgraph(graph, ["t"], "nchw")[0].bytes_min == 0
+    wide = parse_graph(
+        "graph 1\ninput %x: bf16[2,64,32]\n%t: bf16[2,32,64] = aten.transpose.int(%x, 1, 2)\nreturn %t\n"
+    )
+    assert extract_subgraph(wide, ["t"], "nchw")[0].bytes_min == 2 * 2 * 2 * 64 * 32

@@ -6,7 +6,7 @@ import pytest
 
 from convoy.measurement import protocol_for
 from convoy.perfdb.row import Measurement, Status
-from convoy.problem import EngineConfig, Knobs
+from convoy.problem import EngineConfig, Knobs, SubgraphProblem
 from convoy.settings import Effort
 from convoy.tune.transfer_hints import MAX_HINTS, NEAR_BEST_RATIO, hints_from_rows, related_targets
 from tests.unit.tune.test_search import GPU, PROBLEM, Timed, run
@@ -139,3 +139,37 @@ def test_effort_none_predicts_from_an_earlier_protocol_where_there_is_nothing_ne
     found = run([PROBLEM], engines(fakes), database, Timed(lambda engine, k: 1.0, GPU), GPU, effort=Effort.NONE)
     times = {r.config: r.median_us for r in found.rows[PROBLEM.key]}
     assert min(times, key=times.__getitem__) == KNOWN[1].config
+
+
+GLUE = SubgraphProblem(
+    "graph 1\ninput %v0: fp16[8,64,56,56]\n%v1: fp16[8,64,56,56] = aten.relu.default(%v0)\nreturn %v1\n",
+    "nhwc",
+    6422528,
+)
+
+
+def glue_row(engine, us, *, target=KIN, samples=9):
+    config = EngineConfig(engine, 1, Knobs.of(k=0))
+    return Measurement(GLUE.key, config, target.digest, PROTOCOL, Status.OK, samples, us)
+
+
+@pytest.mark.parametrize(("there", "here"), [(20.0, 20.0), (1.0, 5.0)])
+def test_a_subgraphs_time_on_its_kin_is_its_prediction_and_never_below_the_floor(fakes, database, there, here):
+    database.put([glue_row("aten", 300.0), glue_row("fast", there)], targets=[KIN])
+    ids = fakes(Fake("aten"), Fake("fast"), Fake("new"))
+    found = run(
+        [GLUE],
+        ids,
+        database,
+        Timed(lambda *_: pytest.fail("measured"), GPU),
+        GPU,
+        effort="none",
+        floor_of=lambda: lambda _: 5.0,
+    )
+    rows = {row.config.engine: row for row in found.rows[GLUE.key]}
+    assert rows["aten"].median_us == 300.0
+    assert rows["fast"].median_us == pytest.approx(here, rel=0.01)
+    assert rows["fast"].predicted
+    assert rows["fast"].reason == "measured on a related device"
+    assert all(row.predicted for row in rows.values())
+    assert database.lookup(GLUE.key, GPU.digest, PROTOCOL) == []  # it is no row of this device

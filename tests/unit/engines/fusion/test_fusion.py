@@ -222,6 +222,11 @@ def text_of(*lines, shape="fp16[1,8,4,4]"):
         (pool("max_pool3d", (1, 8, 5, 5, 5), 2, 1, 0, 2, layout="ndhwc"), "does not know this form of aten.max_pool3d"),
         (pool("adaptive_avg_pool3d", (1, 8, 4, 4, 4), (2, 2, 2), layout="ndhwc"), "does not know this form"),
         (mean((0, 8, 4, 4)), "needs tensors of 1 to"),
+        (
+            text_of("%y: bf16[64,32] = aten._to_copy.default(%x, dtype=dtype.bf16)", "%t: bf16[32,64] = aten.t.default(%y)",
+                    "return %y, %t", shape="fp32[64,32]"),
+            "would write a copy of t, a transposed matrix",
+        ),
         (replace(gate((1, 8, 4, 4)), text=gate((1, 8, 4, 4)).text.replace("fp16", "fp64")), "got fp64"),
         (replace(gate((1, 8, 4, 4)), layout="blocked"), "blocked"),
         (

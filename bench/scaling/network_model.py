@@ -100,10 +100,15 @@ def by_case(rows: Sequence[Row]) -> dict[tuple[str, ...], dict[int, dict[str, fl
 
 
 def measured_of(rows: Sequence[Row]) -> dict[tuple[str, ...], Measured]:
-    """What the most GPUs measured, of each case that one GPU measured as well. One GPU sends nothing, whatever the gradients."""
+    """What the most GPUs measured, of each case that one GPU measured as well. One GPU sends nothing, whatever the gradients.
+
+    Gathered factors are left out: what a GPU sends of them grows with the number of GPUs.
+    """
     cases = by_case(rows)
     found: dict[tuple[str, ...], Measured] = {}
     for key, counts in cases.items():
+        if key[3].endswith("+factors"):
+            continue
         most = max(counts)
         single = counts.get(1) or cases.get((*key[:3], key[3].partition("+")[0]), {}).get(1, {})
         values = counts[most]

@@ -47,7 +47,7 @@ def training_step(
     scaler: torch.amp.GradScaler | None = None,
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
-    gradients: Literal["bf16", "bf16_error_feedback"] | None = None,
+    gradients: Literal["bf16", "bf16_error_feedback", "factors"] | None = None,
     plan: str | Path | None = None,
     settings: Settings | None = None,
     name: str = "",
@@ -69,9 +69,10 @@ def training_step(
         scaler: a `torch.amp.GradScaler`, for fp16.
         clip_grad_norm: scale gradients down to this joint L2 norm before the update.
         accumulate: calls to an update; each adds its gradients divided by this number.
-        gradients: how the all-reduce of a DistributedDataParallel sends fp32 gradients; None: as fp32. `"bf16"`: rounded to bf16,
-            as `bf16_compress_hook` does. `"bf16_error_feedback"`: also summed in fp32, and what rounding dropped is added to the
-            next step's gradients; that takes as much memory as the gradients.
+        gradients: how a DistributedDataParallel averages gradients; None: by all-reduces of them. `"factors"`: processes gather
+            the inputs and output gradients of linear layers and multiply these, where that is faster; needs `accumulate=1`.
+            `"bf16"`: fp32 gradients are sent rounded to bf16, as `bf16_compress_hook` does. `"bf16_error_feedback"`: also summed
+            in fp32, and what rounding dropped is added to the next step's gradients; that takes as much memory as the gradients.
         plan: replay this saved plan and measure nothing.
         settings: what may be done; `Settings()` by default.
         name: what to call the model in plans and reports.

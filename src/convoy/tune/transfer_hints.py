@@ -90,21 +90,19 @@ def hints_from_rows(
 
 
 def with_related(
-    predicted: Sequence[Measurement], related: Sequence[Measurement], floor_us: float
-) -> Sequence[Measurement]:
-    """Predictions, with the times that a related device measured for the same configs of the same problem.
+    predicted: Sequence[Measurement], related: Sequence[Measurement], valid: Collection[EngineConfig], floor_us: float
+) -> list[Measurement]:
+    """Predictions of one problem, with the times that a related device measured for it.
 
     Args:
-        predicted: the predictions.
+        predicted: the predictions; without any, nothing may be predicted.
         related: rows of the problem on the related device.
+        valid: configs that exist on this device.
         floor_us: least time on this device, microseconds.
     """
-    there = {row.config: row.median_us for row in related if row.ok and row.samples}
-    if not there:
-        return predicted
-    return [
-        replace(row, median_us=at_least(there[row.config], floor_us), reason="measured on a related device")
-        if row.config in there
-        else row
-        for row in predicted
-    ]
+    found = {row.config: row for row in predicted}
+    for row in (row for row in related if predicted and row.ok and row.samples and row.config in valid):
+        time_us = at_least(row.median_us, floor_us)
+        like = found.get(row.config, replace(predicted[0], config=row.config, deterministic=row.deterministic))
+        found[row.config] = replace(like, median_us=time_us, reason="measured on a related device")
+    return list(found.values())

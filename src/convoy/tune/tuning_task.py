@@ -164,8 +164,8 @@ class TuningTask:
         factor = self._prior.underestimate(self.rows)
         replaced = Status.OUT_OF_MEMORY if self.baseline_ran_out_of_memory() else None
         known = {config for config, row in self.rows.items() if row.status is not replaced}
-        predicted = with_related(self._predictions(predictor, protocol, criteria, floor_us), related, floor_us)
-        for row in self._worth_asking(predicted):
+        predicted = self._predictions(predictor, protocol, criteria, floor_us)
+        for row in self._worth_asking(with_related(predicted, related, set(self._space), floor_us)):
             workspace = None if row.config in known else self._space.workspace_bytes(row.config)
             if workspace is not None:
                 self.rows[row.config] = replace(row, workspace_bytes=workspace, median_us=factor * row.median_us)

@@ -34,8 +34,8 @@ def test_every_efficiency_has_its_base_first_and_one_process_sends_nothing() -> 
     found = list(scaling.stages(options("--gpus", "1,2,4", "--batches", "128,32")))
     order = [(stage[0].request.batch, stage[0].processes, stage[0].provider) for stage in found]
     assert order[:3] == [(128, 1, "convoy"), (128, 1, "torch.ddp"), (128, 1, "torch.ddp.compiled")]
-    assert [count for batch, count, _ in order if batch == 128] == [1] * 3 + [4] * 6 + [2] * 6
-    assert [batch for batch, _, _ in order] == [128] * 15 + [32] * 15
+    assert [count for batch, count, _ in order if batch == 128] == [1] * 3 + [4] * 7 + [2] * 7
+    assert [batch for batch, _, _ in order] == [128] * 17 + [32] * 17
     nets = {stage[0].provider: [job.request.model for job in stage] for stage in found}
     assert nets["convoy"] == ["alexnet", "resnet50", "googlenet"]
     assert nets["convoy+bf16"] == ["alexnet"]

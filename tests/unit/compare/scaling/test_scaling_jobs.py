@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -448,6 +449,7 @@ def test_a_step_that_stayed_pytorchs_own_says_so(alone: Path, monkeypatch) -> No
 
     class Step:
         plan = Plan()
+        work = SimpleNamespace(factored=None)
 
         def __init__(self):
             self.notes = ["so the plan is the baseline"]

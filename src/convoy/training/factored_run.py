@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -13,7 +14,7 @@ from convoy.training.allreduce.gathered_factors import GatheredFactors
 from convoy.training.allreduce.gradient_allreduce import GradientAllReduce
 from convoy.training.allreduce.overlapped_allreduce import OverlappedAllReduce
 from convoy.training.allreduce.weight_products import weight_products
-from convoy.training.plan_agreement import patient_group
+from convoy.training.plan_agreement import host_group
 from convoy.training.step_program import StepProgram
 from convoy.typed_torch import all_reduce
 
@@ -62,6 +63,10 @@ def factored_run(program: StepProgram, averages: GradientAllReduce | None, devic
     return StepRun(program.runnable.with_bound(bound), overlap, reduced + factors)
 
 
+STEP_PATIENCE: Final = dt.timedelta(minutes=10)
+"""How long a process waits for the others to begin a step: NCCL's own limit of a collective."""
+
+
 class StepAgreement:
     """Whether all processes can gather factors in a step: one that cannot, as for another batch, needs all to do without.
 
@@ -76,7 +81,7 @@ class StepAgreement:
     def all_can(self, can: bool) -> bool:
         """Whether every process says so in this step; each must ask."""
         if self._talk is None:
-            self._talk = patient_group(self._group)
+            self._talk = host_group(self._group, STEP_PATIENCE)
         import torch.distributed as dist
 
         said = torch.tensor([int(can)])

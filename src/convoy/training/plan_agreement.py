@@ -53,7 +53,7 @@ def agree_on_plan(
     """
     import torch.distributed as dist
 
-    talk = patient_group(group)
+    talk = host_group(group)
     digests = [text.decode() for text in _gather(target.digest.encode(), talk)]
     if len(set(digests)) > 1:
         raise PlanError("target", digests, "the same device and software in every process")
@@ -87,8 +87,8 @@ def _measured(measure: Share, talk: Any) -> list[bytes]:
     return found
 
 
-def patient_group(group: Any) -> Any:
-    """The same processes, by a group that talks through their hosts and waits for as long as tuning may take.
+def host_group(group: Any, patience: dt.timedelta = PATIENCE) -> Any:
+    """The same processes, by a group that talks through their hosts and waits for so long: by default while others tune.
 
     It lives as long as they do: once it is ended, the next group of the same processes takes its name, may find its addresses in
     the store, and then waits for ever or loses the connection (seen with torch 2.13).
@@ -96,7 +96,7 @@ def patient_group(group: Any) -> Any:
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(group)
-    return new_group(ranks, timeout=PATIENCE, backend="gloo", use_local_synchronization=True)
+    return new_group(ranks, timeout=patience, backend="gloo", use_local_synchronization=True)
 
 
 def _gather(text: bytes, talk: Any) -> list[bytes]:

@@ -57,11 +57,12 @@ class Joint:
     constants: dict[str, torch.Tensor]
 
 
-def trace_joint(module: LossModule, batch: tuple[Any, ...]) -> Joint:
+def trace_joint(module: LossModule, batch: tuple[Any, ...], *, deterministic: bool = False) -> Joint:
     """Trace loss and gradients for a batch of these shapes, in the module's present training modes.
 
     Tensors that the model's or the loss's code holds outside of parameters and buffers, such as class weights in a closure,
-    become inputs of the graph (`Joint.lifted`), so that what is written into them later counts.
+    become inputs of the graph (`Joint.lifted`), so that what is written into them later counts. `deterministic`: as for
+    `undecomposed`.
 
     Raises:
         CaptureError: the model or its loss cannot be traced, with the tracer's own words.
@@ -69,7 +70,7 @@ def trace_joint(module: LossModule, batch: tuple[Any, ...]) -> Joint:
     """
     state = python_reads_of(module)
     try:
-        return _trace_lifted(module, batch)
+        return _trace_lifted(module, batch, deterministic=deterministic)
     finally:
         changed = state.changed()
         if changed:
@@ -88,7 +89,7 @@ def python_reads_of(module: LossModule) -> FunctionState:
     return FunctionState((*loss, *forwards), modules)
 
 
-def _trace_lifted(module: LossModule, batch: tuple[Any, ...]) -> Joint:
+def _trace_lifted(module: LossModule, batch: tuple[Any, ...], *, deterministic: bool) -> Joint:
     """Trace again and again, until all tensors that code holds are known."""
     lifted: list[torch.Tensor] = []
     idle: set[str] = set()
@@ -96,7 +97,7 @@ def _trace_lifted(module: LossModule, batch: tuple[Any, ...]) -> Joint:
     for _ in range(_TRIES):
         traced = TracedStep(module, batch, lifted, idle, apart=apart)
         try:
-            return _trace(traced)
+            return _trace(traced, deterministic=deterministic)
         except UnliftedError as found:
             lifted.extend(found.tensors)
         except SharedGradientError:
@@ -111,7 +112,7 @@ def _trace_lifted(module: LossModule, batch: tuple[Any, ...]) -> Joint:
     raise CaptureError("the training step reads other tensors in every call, which a graph cannot hold")
 
 
-def _trace(step: TracedStep) -> Joint:
+def _trace(step: TracedStep, *, deterministic: bool) -> Joint:
     from torch._functorch.aot_autograd import aot_export_module
 
     names = step.names
@@ -119,7 +120,7 @@ def _trace(step: TracedStep) -> Joint:
         # The tracer runs operators on the real tensors, and PyTorch's kernel may crash.
         guard = GroupNormGuard() if step.device.type == "cpu" else nullcontext()
         autocast = torch.autocast(step.device.type, enabled=False)
-        with guard, quiet(), undecomposed(), torch.enable_grad(), autocast:
+        with guard, quiet(), undecomposed(deterministic=deterministic), torch.enable_grad(), autocast:
             made = aot_export_module(step, step.leaves, trace_joint=True, output_loss_index=0)
     except (CaptureError, InputError, UnliftedError):
         raise

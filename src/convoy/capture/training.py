@@ -82,6 +82,7 @@ def capture_training(
     *,
     amp: torch.dtype | None = None,
     scaled: bool = False,
+    deterministic: bool = False,
 ) -> TrainingCapture:
     """Capture what one training step computes, for a batch of these shapes and in the module's present training modes.
 
@@ -91,6 +92,7 @@ def capture_training(
         batch: (x, *targets); x as `call_model` takes it. Entries that are no tensors become part of the graph.
         amp: dtype of autocast, or None.
         scaled: whether the batch's last entry is a factor that the loss is multiplied by before it is derived.
+        deterministic: whether the graph has the operators of which PyTorch has a way that gives the same bits in every run.
 
     Raises:
         CaptureError: it cannot be traced, with the tracer's own words, or does what a graph cannot hold.
@@ -98,7 +100,7 @@ def capture_training(
     module = LossModule(model, loss_fn, amp, scaled=scaled)
     flat = flatten_batch(batch)
     _refuse_python(module, flat)
-    joint = trace_joint(module, batch)
+    joint = trace_joint(module, batch, deterministic=deterministic)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     draft = _lower(joint, device)
     traced, _ = draft.finish()

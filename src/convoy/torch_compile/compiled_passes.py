@@ -58,7 +58,7 @@ def compile_passes(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
 
     compilers = {"fw_compiler": "forward", "bw_compiler": "backward", "inference_compiler": "inference"}
     backend = aot_autograd(**{argument: compiler(name) for argument, name in compilers.items()})
-    with undecomposed():
+    with undecomposed(deterministic=settings.deterministic):
         run = backend(graph_module, example_inputs)
     return CompiledPasses(run, plain == [True])
 

@@ -83,7 +83,9 @@ class TrainingJob:
         self._kept_check: StepCheck | None = None
         self.given = options.given(batch)
         with phase("capture"):
-            self.capture: TrainingCapture = capture_training(model, loss_fn, self.given, amp=self.amp, scaled=scaled)
+            self.capture: TrainingCapture = capture_training(
+                model, loss_fn, self.given, amp=self.amp, scaled=scaled, deterministic=settings.deterministic
+            )
         self.tensors = StepTensors(LossModule(model, loss_fn, self.amp, scaled=scaled), self.capture.lifted)
         with phase("regions"):
             self.net = self._net(name, replayed)

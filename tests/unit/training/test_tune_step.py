@@ -453,7 +453,9 @@ def test_a_plan_is_replayed_with_the_casts_that_it_was_made_with(
     assert set(parts) <= apart
     assert whole not in apart
     monkeypatch.undo()
-    steps = [SimpleNamespace(pattern="casts", results=tuple(f"{name}@nhwc" for name in part)) for part in parts]
+    steps = [
+        SimpleNamespace(pattern="casts", results=tuple(f"{name}@nhwc" for name in part), nodes=part) for part in parts
+    ]
     assert groups(SimpleNamespace(steps=steps)) == apart
 
 

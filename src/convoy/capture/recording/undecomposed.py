@@ -40,12 +40,18 @@ _ENTERED: Final[list[None]] = []
 
 
 @contextmanager
-def undecomposed() -> Generator[None]:
+def undecomposed(*, deterministic: bool = False) -> Generator[None]:
     """Trace these operators whole, as `aten.upsample_bilinear2d.default` and `aten.silu_backward.default` say.
+
+    With `deterministic`, and under `torch.use_deterministic_algorithms`, PyTorch splits them: on a GPU, its kernels of
+    resizing gradients give different bits from run to run.
 
     Several threads may be inside: the first changes PyTorch's tables, the last restores them. Runs on real tensors, and Inductor,
     which has decompositions of its own, compute the same as outside.
     """
+    if deterministic or torch.are_deterministic_algorithms_enabled():
+        yield
+        return
     with _LOCK:
         if not _ENTERED:
             _hold_tables()

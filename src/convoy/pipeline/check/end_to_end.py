@@ -74,8 +74,13 @@ class OutputErrors:
 
 
 def float_outputs(outputs: Any) -> list[torch.Tensor]:
-    """The floating-point tensors in a model's result, in order, without gradients: a model may return its parameters."""
-    return [t.detach() for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    """The floating-point tensors in a model's result, in order."""
+    return [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def detached_outputs(outputs: Any) -> list[torch.Tensor]:
+    """`float_outputs` without gradients, for comparing: a model may return its parameters."""
+    return [tensor.detach() for tensor in float_outputs(outputs)]
 
 
 def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> list[torch.Tensor]:
@@ -98,7 +103,7 @@ def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     def exact(images_kept: int, where: torch.device) -> list[torch.Tensor]:
         wide = [_wide(leaf, images_kept if images > 1 else None, where) for leaf in leaves]
         given, named = pytree.tree_unflatten(wide, spec)
-        return float_outputs(copy_module(model, where).double()(*given, **named))
+        return detached_outputs(copy_module(model, where).double()(*given, **named))
 
     while True:
         try:
@@ -127,7 +132,7 @@ def _wide(leaf: Any, images: int | None, device: torch.device) -> Any:
 def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> OutputErrors:
     """Compare a model's result with float64 tensors, on their device. If `exact` has fewer images, only those are compared."""
     squared = norm = worst = 0.0
-    for found, wanted in zip(float_outputs(outputs), exact, strict=True):
+    for found, wanted in zip(detached_outputs(outputs), exact, strict=True):
         compared = (found[: wanted.shape[0]] if wanted.dim() else found).to(wanted.device, torch.float64)
         difference = compared - wanted
         if not bool(torch.isfinite(difference).all()):

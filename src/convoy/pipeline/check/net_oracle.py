@@ -120,7 +120,7 @@ def stock_error_message(what: str, errors: OutputErrors, explained: OutputErrors
 
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     with fixed_seed():
-        return end_to_end.float_outputs(model(*args, **kwargs))
+        return end_to_end.detached_outputs(model(*args, **kwargs))
 
 
 def _exact(
@@ -140,7 +140,7 @@ def _exact(
             given, named = _first_images(args, kwargs, images)
             captured = capture_with_original(model, given, named, run=True)[1]
         function = captured_function(to_double(captured))
-        return _searched_if_needed(lambda: end_to_end.float_outputs(function(*given, **named)), stock[0].device)
+        return _searched_if_needed(lambda: end_to_end.detached_outputs(function(*given, **named)), stock[0].device)
 
     def by_module() -> _Run:
         return _searched_if_needed(lambda: end_to_end.exact_outputs(model, args, kwargs, flops), stock[0].device)
@@ -209,7 +209,7 @@ def _graph_errors(
     original: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], exact: list[torch.Tensor]
 ) -> OutputErrors:
     """Errors of the graph by PyTorch's operators in the model's own precision."""
-    found = _tried(lambda: end_to_end.float_outputs(captured_function(original)(*args, **kwargs)))
+    found = _tried(lambda: end_to_end.detached_outputs(captured_function(original)(*args, **kwargs)))
     return OutputErrors(0.0, 0.0) if found is None else end_to_end.errors_against(found, exact)
 
 

@@ -71,7 +71,7 @@ def _in_words(found: end_to_end.OutputErrors) -> str:
 
 def _outputs(isolated: IsolatedCopy) -> list[torch.Tensor]:
     with torch.no_grad(), fixed_seed():
-        return end_to_end.float_outputs(isolated.model(*isolated.args, **isolated.kwargs))
+        return end_to_end.detached_outputs(isolated.model(*isolated.args, **isolated.kwargs))
 
 
 def _error(mine: list[torch.Tensor], theirs: list[torch.Tensor]) -> end_to_end.OutputErrors:

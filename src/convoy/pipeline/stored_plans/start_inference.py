@@ -85,7 +85,7 @@ class InferenceStart:
         (args, kwargs), (given, named) = self.isolated.arguments(), self.isolated.arguments()
         device = torch.device(self.net.target.device)
         with torch.no_grad(), unsearched_convolutions(device), fixed_seed():
-            stock = end_to_end.float_outputs(model(*given, **named))
+            stock = end_to_end.detached_outputs(model(*given, **named))
         with torch.no_grad(), fixed_seed():
-            ours = end_to_end.float_outputs(program(args, kwargs))
+            ours = end_to_end.detached_outputs(program(args, kwargs))
         return agrees(ours, stock, record, least)

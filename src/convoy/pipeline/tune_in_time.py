@@ -17,7 +17,6 @@ from convoy.engines.competition import competing_engines, load_competitor
 from convoy.engines.manifest import BASELINE
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
-from convoy.pipeline.check.plan_ahead import PlanAhead
 from convoy.pipeline.check.verify_predicted import BuiltPlan, rebuild_until_verified
 from convoy.pipeline.measure_net import measure, prediction_notes
 from convoy.pipeline.net import Net
@@ -77,13 +76,7 @@ def answers_first(settings: Settings, deadline: Deadline) -> bool:
 
 
 def tune_in_time(
-    net: Net,
-    settings: Settings,
-    database: Database,
-    watch: Observer,
-    deadline: Deadline,
-    build: BuildStage,
-    ahead: PlanAhead | None = None,
+    net: Net, settings: Settings, database: Database, watch: Observer, deadline: Deadline, build: BuildStage
 ) -> TunedPlan:
     """Measure, select, build and check a net until the deadline; without a limit, until the search is complete.
 
@@ -94,9 +87,8 @@ def tune_in_time(
         watch: called with the progress.
         deadline: when the call must end. It may be stopped early, as by Ctrl-C: then what is known is used.
         build: selects, builds and checks.
-        ahead: makes a first answer's plan beside the references; None: one comes after the other.
     """
-    tuner = _Tuner(net, settings, database, watch, deadline, build, ahead)
+    tuner = _Tuner(net, settings, database, watch, deadline, build)
     if settings.effort is not Effort.NONE and not deadline.is_limited:
         deadline.allow_stop()
     if settings.effort is Effort.NONE or not answers_first(settings, deadline):
@@ -138,16 +130,10 @@ class _Tuner:
     watch: Observer
     deadline: Deadline
     build: BuildStage
-    ahead: PlanAhead | None
     shortened: bool = False
 
     def tuned(self, settings: Settings, searching: Deadline) -> TunedPlan:
-        def search() -> SearchResult:
-            return measure(self.net, settings, self.database, self.watch, deadline=searching)
-
-        # Only effort `none` measures nothing, so that something else may run beside it.
-        ahead = self.ahead if settings.effort is Effort.NONE else None
-        found = search() if ahead is None else ahead.searched(search, settings)
+        found = measure(self.net, settings, self.database, self.watch, deadline=searching)
 
         def build(times: SearchResult) -> BuiltPlan:
             return self.build(times, settings, self.deadline)

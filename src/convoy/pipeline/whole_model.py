@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -22,7 +21,6 @@ from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end_check import build_and_check, with_timeline
 from convoy.pipeline.check.least_error import least_error
 from convoy.pipeline.check.net_check import NetCheck
-from convoy.pipeline.check.plan_ahead import PlanAhead, PlannedNet, plans_ahead
 from convoy.pipeline.check.verify_predicted import BuiltPlan
 from convoy.pipeline.isolation import IsolatedCopy, isolate
 from convoy.pipeline.measure_net import prediction_notes, with_counted_zeros
@@ -94,10 +92,8 @@ def tune_whole(
             if not answers_first(settings, deadline):
                 check()  # before measuring, which needs the memory; a first answer's kernels compile meanwhile
             net = dataclasses.replace(net, original=None, ceilings=ceilings)  # the check alone runs the original
-            job = _Job(model, (args, kwargs), isolated, net, settings, ceilings, check, tuner, clock, started)
-            ahead = PlanAhead(job.planned, check) if plans_ahead(target, settings, ceilings) else None
-            build = partial(job.build, database, watch, ahead)
-            tuned = tune_in_time(net, settings, database, watch, deadline, build, ahead)
+            job = _Job(model, (args, kwargs), isolated, net, settings, ceilings, check, tuner, started)
+            tuned = tune_in_time(net, settings, database, watch, deadline, partial(job.build, database, clock, watch))
             result = job.conclude(tuned, deadline)
             if tuned.complete:
                 store.keep(result.plan, check().baseline_errors.rel_l2_error, brief_summary(result.found))
@@ -119,45 +115,37 @@ class _Job:
     ceilings: Peaks | None
     check: Callable[[], NetCheck]
     tuner: Tuner
-    clock: Stopwatch
     not_started: str = ""
-
-    def planned(self, found: SearchResult, settings: Settings) -> PlannedNet:
-        """Select, and have threads begin to build."""
-        choice = select(self.net, found, settings)
-        plan = make_plan(self.net, choice, settings, found=found)
-        with ExitStack() as building:
-            begun = building.enter_context(builds_of(plan, self.net, settings))
-            return PlannedNet(choice, plan, self.clock.seconds, begun, building.pop_all())
 
     def build(
         self,
         database: Database,
+        clock: Stopwatch,
         watch: Observer,
-        ahead: PlanAhead | None,
         found: SearchResult,
         settings: Settings,
         deadline: Deadline,
     ) -> BuiltPlan:
         """Select, build, and check against float64 and the clock."""
         net = self.net
-        made = (ahead.take(found) if ahead is not None else None) or self.planned(found, settings)
-        choice, planned = made.choice, made.plan
-        with made.building:
-            watch("checking the whole net", 0, 0)
+        choice = select(net, found, settings)
+        planned = make_plan(net, choice, settings, found=found)
+        tuned_s = clock.seconds
+        watch("checking the whole net", 0, 0)
+        with builds_of(planned, net, settings) as begun:
             check = self.check()
             seen = [line for line in (self.not_started, check.wrong, check.note) if line]
             notes = [*seen, *prediction_notes(found), *ceiling_notes(self.ceilings), *database.warnings]
             planned = dataclasses.replace(planned, notes=(*planned.notes, *notes))
             plan, program, outcome = build_and_check(
                 check,
-                lambda: build_fastest(planned, net, settings, choice.problem, deadline=deadline, begun=made.begun),
+                lambda: build_fastest(planned, net, settings, choice.problem, deadline=deadline, begun=begun),
                 lambda plan: build_program(plan, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
                 lambda: end_to_end.TimingLimits.of(settings.effort, deadline),
             )
         least = least_error(str(settings.numerics), net.captured.graph)
         wrong = end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
-        built = BuiltPlan(choice, plan, program, outcome, wrong, made.tuned_s)
+        built = BuiltPlan(choice, plan, program, outcome, wrong, tuned_s)
         rivals = rivals_of(net, found, built, settings)
         if not rivals:
             return built

@@ -102,7 +102,7 @@ def by_case(rows: Sequence[Row]) -> dict[tuple[str, ...], dict[int, dict[str, fl
 def measured_of(rows: Sequence[Row]) -> dict[tuple[str, ...], Measured]:
     """What the most GPUs measured, of each case that one GPU measured as well. One GPU sends nothing, whatever the gradients.
 
-    Gathered factors are left out: what a GPU sends of them grows with the number of GPUs.
+    Gathered factors are left out: each GPU sends its own to all others, so their bytes grow with the number of GPUs.
     """
     cases = by_case(rows)
     found: dict[tuple[str, ...], Measured] = {}

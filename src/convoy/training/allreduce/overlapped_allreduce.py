@@ -80,6 +80,6 @@ class OverlappedAllReduce:
         self._arrivals.clear()
 
     def _launches(self, bucket: Sequence[int], made: Mapping[int, int]) -> set[int]:
-        """The launches that make what a bucket is sent from."""
+        """The launches that make the gradients or the factors of a bucket."""
         product = self._products.get(bucket[0])
         return {made[slot] for slot in (bucket if product is None else product.factors) if slot in made}

@@ -29,18 +29,6 @@ class Bf16AllReduce(GradientAllReduce):
         super().__init__(group, device)
         if self.stream is not None:
             self._arrival = distinct_stream(device, (self.stream,))
-        # Tensors that both streams use: freed when both were waited for.
-        self._kept: list[torch.Tensor] = []
-
-    def restart(self) -> None:
-        """A step begins: nothing is under way, also where the last one was given up."""
-        super().restart()
-        self._kept.clear()
-
-    def end(self) -> None:
-        """What follows on torch's current stream finds all averages."""
-        super().end()
-        self._kept.clear()
 
     def _sender_divides(self) -> bool:
         """NCCL multiplies by 1 / n in bf16, which is exact for powers of two alone."""

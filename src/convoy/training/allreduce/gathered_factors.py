@@ -32,23 +32,11 @@ class GatheredFactors(GradientAllReduce):
     def __init__(self, group: Any, device: torch.device) -> None:
         super().__init__(group, device)
         self._multiplying = None if self.stream is None else distinct_stream(device, (self.stream,))
-        # Tensors that several streams use: freed when all were waited for.
-        self._kept: list[torch.Tensor] = []
 
     @property
     def streams(self) -> tuple[torch.cuda.Stream, ...]:
         """The streams that gradients and factors travel on, and that of the products; none on a CPU."""
         return (*super().streams, *filter(None, [self._multiplying]))
-
-    def restart(self) -> None:
-        """A step begins: nothing is under way, also where the last one was given up."""
-        super().restart()
-        self._kept.clear()
-
-    def end(self) -> None:
-        """What follows on torch's current stream finds all averages."""
-        super().end()
-        self._kept.clear()
 
     def begin_product(
         self, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, made: Sequence[torch.Event]

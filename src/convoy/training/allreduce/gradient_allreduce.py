@@ -65,10 +65,13 @@ class GradientAllReduce:
         self.stream = distinct_stream(device) if device.type == "cuda" else None
         self._arrival = self.stream
         self._under_way: list[Callable[[], None]] = []
+        # Tensors that several streams use: freed when all were waited for.
+        self._kept: list[torch.Tensor] = []
 
     def restart(self) -> None:
         """A step begins: nothing is under way, also where the last one was given up."""
         self._under_way.clear()
+        self._kept.clear()
 
     def begin(self, bucket: Sequence[torch.Tensor], made: Sequence[torch.Event] = ()) -> None:
         """Send a bucket, of one dtype, when the events say that it is there."""
@@ -92,6 +95,7 @@ class GradientAllReduce:
             self.receive()
         for stream in self.streams:
             torch.cuda.current_stream(stream.device).wait_stream(stream)
+        self._kept.clear()
 
     @property
     def streams(self) -> tuple[torch.cuda.Stream, ...]:

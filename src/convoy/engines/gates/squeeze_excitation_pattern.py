@@ -124,10 +124,10 @@ def _match(graph: Graph, pool: Node, *, tail: bool = True) -> _Match | None:
 
 def _averages_images(graph: Graph, node: Node, x: str) -> bool:
     """Whether a node takes the mean of each channel of 4-D images as [n, c, 1, 1]."""
-    shape, result = graph.values[x].spec.shape, graph.values[node.outputs[0]].spec
-    if len(shape) != 4 or result.shape != (*shape[:2], 1, 1) or result.dtype != graph.values[x].spec.dtype:
+    if node.op not in (_POOL, _MEAN) or (node.op == _MEAN and node.kwargs):
         return False
-    return node.op == _POOL or (node.op == _MEAN and not node.kwargs)
+    shape, result = graph.values[x].spec.shape, graph.values[node.outputs[0]].spec
+    return len(shape) == 4 and result.shape == (*shape[:2], 1, 1) and result.dtype == graph.values[x].spec.dtype
 
 
 def _layer(graph: Graph, value: str) -> tuple[Node, str, str] | None:

@@ -7,10 +7,11 @@ drawn anew in each round; nothing else runs on the host. Metrics: `replay_ms` (t
 
     python bench/inference/own_processes.py [--mode training] [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16,fp32]
         [--providers convoy,torch.graph,...] [--db FILE] [--tune-seconds N] [--seconds N] [--run FILE] [--folder DIR] [--prepared]
-        [--beside]
+        [--beside] [--together N] [--jobs N]
 
 The same command goes on where the last one ended: with `--seconds` it ends in time and names what is missing. After
-`bench/inference/prepare.py` the compilers' caches and Convoy's plans are there; `--prepared` leaves `compile_s` out. On a host
+`bench/inference/prepare.py` the compilers' caches and Convoy's plans are there; `--prepared` leaves `compile_s` out. Then
+`--together 4 --jobs 12` builds four cases side by side and times them one by one, when no process builds. On a host
 of several GPUs, `--beside` lets commands run side by side, each with its own nets and its own CUDA_VISIBLE_DEVICES; their rows
 say so.
 """
@@ -179,6 +180,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--run", type=Path, help="the run file, from which the same command goes on")
     made.add_argument("--folder", type=Path)
     made.add_argument("--prepared", action="store_true", help="after bench/inference/prepare.py: no compile_s")
+    made.add_argument(
+        "--together", type=int, default=1, help="cases that are built side by side, before they are timed"
+    )
+    made.add_argument("--jobs", type=int, default=0, help="frameworks that are built side by side; 0: by the cores")
     made.add_argument("--beside", action="store_true", help="other commands run on other GPUs of this host")
     return made
 
@@ -194,14 +199,16 @@ def main() -> None:
     request = {
         name: str(value)
         for name, value in vars(options).items()
-        if name not in ("seconds", "run", "folder", "prepared")
+        if name not in ("seconds", "run", "folder", "prepared", "together", "jobs")
     }
     run = compare(
         cases_of(options),
         entries,
         path,
         request=request,
-        limits=Limits(timeout_s=COMPILE_S, seconds=options.seconds, profile=False),
+        limits=Limits(
+            timeout_s=COMPILE_S, seconds=options.seconds, jobs=options.jobs, cases=options.together, profile=False
+        ),
         observer=lambda what, done, of: print(f"{done}/{of} {what}" if of else what, flush=True),
     )
     print(table(run))

@@ -62,7 +62,7 @@ def main() -> None:
     """Build all, several at once."""
     made = parser()
     made.description, made.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
-    made.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 3), help="cases side by side")
+    made.set_defaults(jobs=max(1, (os.cpu_count() or 1) // 3))  # here: cases side by side
     made.add_argument("--one", default="", help=argparse.SUPPRESS)
     options = made.parse_args()
     if options.one:

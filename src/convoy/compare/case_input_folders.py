@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -24,19 +26,31 @@ class CaseInputFolders:
     def __init__(self, root: Path, pool: Executor, children: ChildProcesses, begun: Callable[[Case], None]) -> None:
         self._root, self._pool, self._children, self._begun = root, pool, children, begun
         self._folders: dict[Case, Future[Path]] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        """Guards the folders: several cases may be prepared side by side."""
         self._exporting = threading.Lock()
 
     def folder(self, case: Case) -> Path:
         """A case's folder, when it is made; raises ChildFailedError."""
-        if case in self._folders and self._folders[case].exception() is not None:
-            del self._folders[case]  # made beside others it may have lacked memory that there is now
+        known = self._folders.get(case)
+        if known is not None and known.exception() is not None:
+            self.remove(case)  # made beside others it may have lacked memory that there is now
         return self.begin(case).result()
 
     def begin(self, case: Case) -> Future[Path]:
         """A case's folder, made or being made."""
-        if case not in self._folders:
-            self._folders[case] = self._pool.submit(self._make, case, self._root / str(len(self._folders)))
-        return self._folders[case]
+        with self._lock:
+            if case not in self._folders:
+                self._folders[case] = self._pool.submit(self._make, case, self._root / str(next(self._numbers)))
+            return self._folders[case]
+
+    def remove(self, case: Case) -> None:
+        """Delete a case's folder, if it was made; it can be made again."""
+        with self._lock:
+            made = self._folders.pop(case, None)
+        if made is not None and made.done() and made.exception() is None:
+            shutil.rmtree(made.result(), ignore_errors=True)
 
     def _make(self, case: Case, folder: Path) -> Path:
         self._begun(case)

@@ -29,6 +29,7 @@ class Limits:
         rounds: interleaved rounds.
         seconds: when they are over nothing new is begun; 0: there is time.
         jobs: frameworks that are built side by side; 0: one on a CPU, on a GPU as many as the cores are good for.
+        cases: cases whose frameworks are built side by side on a GPU; they are timed one by one.
         profile: whether each framework's time by layer kind is taken, which needs seconds of a profiler.
     """
 
@@ -37,6 +38,7 @@ class Limits:
     rounds: int = ROUNDS
     seconds: float = 0.0
     jobs: int = 0
+    cases: int = 1
     profile: bool = True
 
     def builders(self, device: str) -> int:

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from convoy.compare import child_processes, comparison
+from convoy.compare import case_run, child_processes, comparison
 from convoy.compare.case import Case
 from convoy.compare.case_input_folders import CaseInputFolders
 from convoy.compare.case_inputs import make
+from convoy.compare.case_run import CaseRun
 from convoy.compare.child_session import MODULE, ChildFailedError, in_words
 from convoy.compare.comparison import compare
 from convoy.compare.frameworks import FRAMEWORKS, Entry, find
 from convoy.compare.limits import Limits
 from convoy.compare.process_memory import available_bytes, peak_bytes
+from convoy.compare.progress import RunProgress
 from convoy.compare.ready_frameworks import ReadyFrameworks
 from convoy.compare.runs.rows import Row
 from convoy.compare.runs.runfile import Run, read
@@ -147,7 +149,7 @@ def test_a_run_goes_on_where_it_was_interrupted(run: Any, tmp_path: Path, monkey
 @pytest.mark.usefixtures("ready")
 def test_an_interruption_keeps_the_rows_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
-    monkeypatch.setattr(comparison.Comparison, "_measure_in_turn", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(CaseRun, "time_in_turn", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         compare([CASE], planted("right"), path, request=REQUEST, limits=LIMITS)
     (row,) = read(path).rows
@@ -159,7 +161,7 @@ def test_an_interruption_keeps_the_rows_before_it(tmp_path: Path, monkeypatch: p
 def test_rows_that_were_not_timed_in_turn_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
     with monkeypatch.context() as patch:
-        patch.setattr(comparison.Comparison, "_measure_in_turn", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(CaseRun, "time_in_turn", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             compare([CASE], planted("right"), path, request=REQUEST, limits=LIMITS)
     assert read(path).rows[0].detail["provisional"]
@@ -251,11 +253,11 @@ def test_those_that_memory_is_too_short_for_are_left_as_they_are(
 def test_what_waits_in_another_case_is_not_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = with_samples(Row(CASE.model, "a", batch=2, axes={"size": 32}), samples(1.0), in_turn=False)
     rows = tuple(replace(alone, batch=n, detail={**alone.detail, "provisional": True}) for n in (2, 3))
-    one = comparison.Comparison(Run("compare", {}, rows), tmp_path / "r.json", None, LIMITS, lambda *_: None)  # type: ignore[arg-type]
-    monkeypatch.setattr(one._children, "end", lambda _: None)
-    one._waiting.alive = {"a": SimpleNamespace()}  # type: ignore[dict-item]
-    one._waiting.release(CASE)
-    assert [row.detail.get("provisional", False) for row in one.run.rows] == [False, True]
+    progress = RunProgress(Run("compare", {}, rows), tmp_path / "r.json")
+    waiting = ReadyFrameworks(LIMITS, SimpleNamespace(end=lambda _: None), progress)  # type: ignore[arg-type]
+    waiting.add("a", SimpleNamespace())  # type: ignore[arg-type]
+    waiting.release(CASE)
+    assert [row.detail.get("provisional", False) for row in progress.run.rows] == [False, True]
 
 
 def test_cases_that_were_never_tried_go_before_those_that_failed(
@@ -263,7 +265,7 @@ def test_cases_that_were_never_tried_go_before_those_that_failed(
 ) -> None:
     failed = Row(CASE.model, "a", "timeout", "hangs", batch=2, axes={"size": 32})
     ran: list[int] = []
-    monkeypatch.setattr(comparison.Comparison, "run_case", lambda _self, case, *_: ran.append(case.batch))
+    monkeypatch.setattr(comparison.Comparison, "run_together", lambda _self, cases, *_: ran.append(cases[0].batch))
     target = detect_target("cpu")
     one = comparison.Comparison(Run("compare", {}, (failed,)), tmp_path / "r.json", target, LIMITS, lambda *_: None)
     one.run_cases([CASE, replace(CASE, batch=3)], at(a="RIGHT"))
@@ -301,11 +303,11 @@ def test_exact_results_that_failed_beside_others_are_made_again(
         return Path(shutil.copytree(material, folder, dirs_exist_ok=True))
 
     monkeypatch.setattr(CaseInputFolders, "_make", make)
+    monkeypatch.setattr(ReadyFrameworks, "exceeds_memory_share", lambda *_: False)
     path, cases = tmp_path / "run.json", [CASE, replace(CASE, batch=3)]
     run, target = Run("compare", {}), detect_target("cpu")
     with comparison.Comparison(run, path, replace(target, device="cuda"), LIMITS, lambda *_: None) as one:
         one.limits = replace(one.limits, jobs=1)
-        monkeypatch.setattr(one._waiting, "exceeds_memory_share", lambda _: False)
         one.run_cases(cases, planted("right"))
         found = one.run.rows
     assert made == [2, 3, 3]
@@ -314,7 +316,7 @@ def test_exact_results_that_failed_beside_others_are_made_again(
 
 @pytest.mark.usefixtures("ready")
 def test_an_exception_ends_all_that_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "ready_row", lambda *_: (_ for _ in ()).throw(InputError("size", 1, "2")))
+    monkeypatch.setattr(case_run, "ready_row", lambda *_: (_ for _ in ()).throw(InputError("size", 1, "2")))
     path = tmp_path / "run.json"
     with pytest.raises(InputError):
         compare([CASE], planted("right", "hang"), path, request=REQUEST, limits=replace(LIMITS, jobs=2, timeout_s=600))
@@ -416,11 +418,12 @@ def test_noisy_rounds_are_taken_again_and_the_quiet_ones_kept(tmp_path: Path, mo
     run = Run(
         "compare", {}, (with_samples(Row(CASE.model, "a", batch=2, axes={"size": 32}), samples(1.0), in_turn=False),)
     )
-    one = comparison.Comparison(run, path, None, LIMITS, lambda *_: None)  # type: ignore[arg-type]
-    one._waiting.alive = {"a": SimpleNamespace(deadline=0.0)}  # type: ignore[dict-item]
-    monkeypatch.setattr(one, "_rounds", lambda _case: {"a": next(rounds)})
-    one._measure_in_turn(CASE)
-    (row,) = one.run.rows
+    tools = SimpleNamespace(limits=LIMITS, children=None, progress=RunProgress(run, path))
+    one = CaseRun(CASE, tools)  # type: ignore[arg-type]
+    one.waiting.alive = {"a": SimpleNamespace(deadline=0.0)}  # type: ignore[dict-item]
+    monkeypatch.setattr(one, "_rounds", lambda: {"a": next(rounds)})
+    one.time_in_turn()
+    (row,) = tools.progress.run.rows
     assert row.figure("latency_ms").p50 == 2.0
     assert not row.noisy
     assert next(rounds) == samples(9.0, 9.0, 9.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from convoy.compare.case import Case
-from convoy.compare.comparison import Observer
+from convoy.compare.case_run import Observer
 from convoy.compare.limits import Limits
 from convoy.compare.options.option_advice import LEAST_GAIN
 from convoy.compare.options.option_search import OptionSearch

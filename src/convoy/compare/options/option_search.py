@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from convoy.compare.case_run import Observer
 from convoy.compare.child_session import ChildFailedError
-from convoy.compare.comparison import Observer
 from convoy.compare.options.option_advice import Headline, advice, gains
 from convoy.compare.options.option_rows import option_row, timed_row
 from convoy.compare.options.setting_bench import DEFAULTS, Setting, SettingBench

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import importlib
 import json
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from bench.shared.rows import Row
 from bench.sweep import zoo_case, zoo_nets, zoo_table
 
@@ -31,6 +33,24 @@ def test_a_tiny_net_is_captured_whole_and_right(name: str, monkeypatch: pytest.M
     assert found["convolutions"] > 5
     if "training" in found:
         assert found["training"]["ok"], found["training"]
+
+
+def test_a_step_that_is_not_pytorchs_is_right_only_where_it_is_about_as_exact() -> None:
+    model = torch.nn.Linear(4, 3)
+    batch = (torch.randn(5, 4, generator=torch.Generator().manual_seed(1)),)
+    mine, theirs = (copy.deepcopy(model) for _ in range(2))
+    for twin in (mine, theirs):
+        optimizer = torch.optim.SGD(twin.parameters(), 1e-3)
+        twin(*batch).square().mean().backward()
+        optimizer.step()
+
+    def as_exact() -> bool:
+        return zoo_case.is_as_exact(model, lambda y: y.square().mean(), batch, mine, theirs)
+
+    assert as_exact()
+    with torch.no_grad():
+        mine.weight[0, 0] += 1e-4
+    assert not as_exact()
 
 
 def test_each_family_has_a_small_member() -> None:

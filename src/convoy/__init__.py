@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from convoy._version import __version__
 from convoy.collection_pause import collection_paused
-from convoy.errors import ConvoyError, InputError, PackageError, PlanError, SelectionError, UnsupportedError
+from convoy.errors import (
+    ConvoyError,
+    InputError,
+    InternalError,
+    PackageError,
+    PlanError,
+    SelectionError,
+    UnsupportedError,
+)
 from convoy.settings import Check, Effort, LayoutChoice, Numerics, Settings, Solver
 
 if TYPE_CHECKING:
@@ -45,6 +53,7 @@ __all__ = [
     "ConvoyError",
     "Effort",
     "InputError",
+    "InternalError",
     "LayoutChoice",
     "Numerics",
     "OptimizedModule",

@@ -15,6 +15,11 @@ from typing import Any, Final
 MOST_LISTED: Final = 30
 """Names that a message lists; of more it gives the number."""
 
+REPORT: Final = (
+    "This is a fault of Convoy, or of an engine that was added to it; no argument is wrong. Please report it."
+)
+"""What to do about an `InternalError`."""
+
 
 class ConvoyError(Exception):
     """Base of all errors that Convoy raises on purpose."""
@@ -87,6 +92,22 @@ class SelectionError(ConvoyError):
     """No choice of candidates satisfies the constraints (a memory budget that is too small, say)."""
 
     exit_code = 2
+
+
+class InternalError(ConvoyError):
+    """A fault of Convoy, of an engine that was added to it, or of a package that it calls: no argument is wrong.
+
+    `convoy.training_step` and `torch.compile` run PyTorch instead, with a warning that quotes the message.
+
+    Args:
+        where: the part of Convoy that met the fault.
+        fault: what is wrong, as a clause.
+        todo: what to do, as a sentence.
+    """
+
+    def __init__(self, where: str, fault: str, todo: str = REPORT) -> None:
+        self.where, self.fault, self.todo = where, fault, todo
+        super().__init__(_printable(f"{where}: {fault}. {todo}"))
 
 
 class CaptureError(ConvoyError):

@@ -175,7 +175,7 @@ def errors(model: nn.Module, x: torch.Tensor) -> str:
     except convoy.InputError as error:
         assert_type(error.argument, str)
         return error.argument
-    except (convoy.PlanError, convoy.SelectionError, convoy.UnsupportedError):
+    except (convoy.PlanError, convoy.SelectionError, convoy.UnsupportedError, convoy.InternalError):
         return "not possible"
     except convoy.ConvoyError as error:
         assert_type(error.exit_code, int)

@@ -13,6 +13,7 @@ from convoy.errors import (
     CompileError,
     ConvoyError,
     InputError,
+    InternalError,
     LaunchError,
     PlanError,
     SelectionError,
@@ -24,6 +25,7 @@ ERRORS = (
     PlanError("plan.target", "a", "b"),
     UnsupportedError("cudnn", "conv 3x3", "no plan"),
     SelectionError("no choice fits"),
+    InternalError("selection", "value_bytes of the selection problem has 'x', expected a size"),
     CompileError("triton", "ptxas failed", "line 3"),
     LaunchError("illegal address"),
 )

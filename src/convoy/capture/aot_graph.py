@@ -10,6 +10,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from convoy.capture.captured import Captured
+from convoy.capture.draft import verify_captured
 from convoy.capture.joint import ParameterNames
 from convoy.capture.lower_nodes import NodeLowering
 from convoy.capture.passes.fold_constants import copy_returned_constants
@@ -23,7 +24,6 @@ from convoy.capture.passes.three_dimensional import three_dimensional
 from convoy.capture.passes.transposed_convolutions import transposed_convolutions
 from convoy.capture.structure import ConstantLeaf, Leaf, Structure
 from convoy.errors import CaptureError
-from convoy.graph.verify import verify
 
 PASSES = (
     remove_identities,
@@ -78,7 +78,7 @@ def capture_traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
     for rewrite in PASSES:
         rewrite(draft)
     graph, constants = draft.finish()
-    verify(graph)
+    verify_captured(graph)
     held: list[Leaf] = [None] * len(graph.inputs)
     arguments = Structure(pytree.tree_structure((tuple(held), {})), held, plain=True)
     results = Structure(pytree.tree_structure(list(range(len(leaves)))), leaves)

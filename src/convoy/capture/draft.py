@@ -11,9 +11,10 @@ from typing import cast
 import torch
 
 from convoy.engines.torch_operators import DTYPES
-from convoy.errors import CaptureError
+from convoy.errors import REPORT, CaptureError, InputError
 from convoy.graph.ir import Arg, Graph, Node, Ref, Value, ValueKind
 from convoy.graph.rebuild import rebuild
+from convoy.graph.verify import verify
 from convoy.problem import TensorSpec
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -125,3 +126,15 @@ def _renamed_arg(arg: Arg, names: Mapping[str, str]) -> Arg:
     if isinstance(arg, tuple):
         return tuple(_renamed_arg(item, names) for item in arg)
     return arg
+
+
+def verify_captured(graph: Graph) -> None:
+    """Check every rule of a graph that capture made.
+
+    Raises:
+        CaptureError: naming the rule that is broken. No argument of the user's is wrong: the passes of capture are.
+    """
+    try:
+        verify(graph)
+    except InputError as error:
+        raise CaptureError(f"the captured {error} {REPORT}") from error

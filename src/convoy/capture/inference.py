@@ -9,6 +9,7 @@ from torch import nn
 
 from convoy.capture.captured import Captured
 from convoy.capture.copies import separate_copy
+from convoy.capture.draft import verify_captured
 from convoy.capture.export import export_inference
 from convoy.capture.lower import lower
 from convoy.capture.passes.fold_batch_norm import fold_batch_norm, replace_batch_norm
@@ -26,7 +27,6 @@ from convoy.capture.passes.transposed_convolutions import transposed_convolution
 from convoy.capture.recording.recorded_program import RecordedProgram
 from convoy.capture.recording.recorded_run import recorded
 from convoy.errors import CaptureError
-from convoy.graph.verify import verify
 from convoy.narrowing import is_tuple
 
 PASSES = (
@@ -100,5 +100,5 @@ def capture_with_original(
     for rewrite in PASSES:
         rewrite(draft)
     found = captured()
-    verify(found.graph)
+    verify_captured(found.graph)
     return found, original

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from convoy.capture.batch import FlatBatch, flatten_batch
 from convoy.capture.captured import Captured
-from convoy.capture.draft import Draft
+from convoy.capture.draft import Draft, verify_captured
 from convoy.capture.joint import Joint, ParameterNames, trace_joint
 from convoy.capture.loss_module import LossModule
 from convoy.capture.lower_nodes import NodeLowering
@@ -30,7 +30,6 @@ from convoy.capture.user_hooks import user_hook
 from convoy.errors import CaptureError
 from convoy.graph.ir import Node, Ref
 from convoy.graph.randomness import draws_random
-from convoy.graph.verify import verify
 
 PASSES: Final = (
     remove_identities,
@@ -110,7 +109,7 @@ def capture_training(
     draft.outputs = [draft.outputs[index] for index in kept]
     _copy_what_is_returned_as_it_came(draft)
     graph, constants = draft.finish()
-    verify(graph)
+    verify_captured(graph)
     held: list[Leaf] = [None] * len(graph.inputs)
     arguments = Structure(pytree.tree_structure((tuple(held), {})), held, plain=True)
     results = Structure(pytree.tree_structure(list(graph.outputs)), [None] * len(graph.outputs))

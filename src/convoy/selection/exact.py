@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from convoy.errors import SelectionError
+from convoy.errors import InternalError, SelectionError
 from convoy.selection import greedy, highs
 from convoy.selection.budget import MemoryModel
 from convoy.selection.covering import CoverProgram, formulate
@@ -45,8 +45,9 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
 
     Raises:
         InputError: the package highspy is missing.
+        InternalError: HiGHS's answer cannot be right; the message names its version.
         SelectionError: no choice satisfies the constraints (the message names the least sufficient budget), or none was found
-            in time; or HiGHS's answer cannot be right (the message names its version).
+            in time.
     """
     del engine
     order = LaunchOrder(problem)
@@ -97,6 +98,7 @@ def minimum_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf)
 
     Raises:
         InputError: the package highspy is missing.
+        InternalError: as for `solve`.
         SelectionError: no choice satisfies the constraints, or none was found in time.
     """
     order = LaunchOrder(problem)
@@ -182,7 +184,7 @@ def _minimise(model: CoverProgram, deadline: float, start: Selection | None) -> 
     return _Answer([i for i in range(len(model.pool)) if optimum.values[i] > 0.5], optimum.bound)
 
 
-def _contradicted(answer: _Answer | None, start: Selection) -> SelectionError | None:
+def _contradicted(answer: _Answer | None, start: Selection) -> InternalError | None:
     """The error to raise if the solver excludes a known choice."""
     if answer is None:
         return highs.invalid_answer("found no choice where there is one")

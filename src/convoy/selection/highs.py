@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from convoy.errors import InputError, SelectionError
+from convoy.errors import InputError, InternalError, SelectionError
 from convoy.selection.linear import LinearProgram
 
 _OPTIONS = {
@@ -53,7 +53,7 @@ def minimise(program: LinearProgram, start: Mapping[int, float], deadline: float
     Raises:
         InputError: the package highspy is missing.
         OutOfTimeError: the deadline passed before there was a solution.
-        SelectionError: the answer breaks a row or a bound of the program.
+        InternalError: the answer breaks a row or a bound of the program.
     """
     package = _import_package()
     solver = package.Highs()
@@ -75,10 +75,12 @@ def minimise(program: LinearProgram, start: Mapping[int, float], deadline: float
     return Optimum(values, solver.getInfo().mip_dual_bound)
 
 
-def invalid_answer(what: str) -> SelectionError:
+def invalid_answer(what: str) -> InternalError:
     """The error for an answer that cannot be right."""
     version = _import_package().Highs().version()
-    return SelectionError(f"HiGHS {version} {what}. Install another version of highspy, or use solver 'greedy'.")
+    return InternalError(
+        "selection", f"HiGHS {version} {what}", "Install another version of highspy, or use solver 'greedy'."
+    )
 
 
 def _import_package() -> ModuleType:

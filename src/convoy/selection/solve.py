@@ -37,7 +37,8 @@ def solve(problem: SelectionProblem, solver: str = "exact", time_limit_s: float 
         time_limit_s: time that `exact` may take, seconds; when it is over, the best choice so far is returned.
 
     Raises:
-        InputError: a problem that contradicts itself, an unknown solver or engine, or a solver whose package is missing.
+        InputError: an unknown solver or engine, or a solver whose package is missing.
+        InternalError: a problem that contradicts itself, or an answer of HiGHS that cannot be right.
         SelectionError: no choice satisfies the constraints; where only the memory budget is in the way, `exact` says the
             least that would do.
     """

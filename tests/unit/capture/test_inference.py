@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from convoy.capture import Captured, capture_inference, captured_function, to_double
+from convoy.capture.draft import Draft
 from convoy.errors import CaptureError, InputError
 from convoy.graph.text import digest, parse_graph, print_graph
 from convoy.graph.verify import verify
@@ -469,3 +471,14 @@ def test_what_cannot_be_captured_is_said(model: nn.Module, words: str):
 def test_arguments_must_be_a_tuple():
     with pytest.raises(CaptureError, match="expected a tuple"):
         capture_inference(nn.ReLU(), image(2))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_pass_that_breaks_a_rule_is_no_error_of_an_argument(monkeypatch: pytest.MonkeyPatch):
+    """`convoy.optimize` then runs the model's parts, or PyTorch, with a warning that names the rule."""
+
+    def broken(draft: Draft) -> None:
+        draft.nodes[0] = dataclasses.replace(draft.nodes[0], op="nonsense")
+
+    monkeypatch.setattr("convoy.capture.inference.PASSES", (broken,))
+    with pytest.raises(CaptureError, match=r"the captured graph, rule '\w+'.*This is a fault of Convoy"):
+        capture_inference(torch.nn.ReLU(), (torch.ones(2),))

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import highspy
 import pytest
 
-from convoy.errors import InputError, SelectionError
+from convoy.errors import InputError, InternalError
 from convoy.selection import SelectionProblem, solve
 from convoy.selection.exact import minimum_memory
 from convoy.selection.highs import OutOfTimeError, minimise
@@ -86,7 +86,7 @@ def test_a_solution_that_breaks_the_program_is_refused(
 ) -> None:
     plant(monkeypatch, getSolution=lambda _: SimpleNamespace(col_value=values))
     with pytest.raises(
-        SelectionError, match=rf"HiGHS \d+\.\d+\.\d+ gave a solution that breaks {broken}\. Install another"
+        InternalError, match=rf"HiGHS \d+\.\d+\.\d+ gave a solution that breaks {broken}\. Install another"
     ):
         minimise(knapsack(), {}, math.inf)
 
@@ -96,7 +96,7 @@ def test_what_is_called_infeasible_where_a_choice_is_known_is_refused(
 ) -> None:
     plant(monkeypatch, getModelStatus=lambda _: highspy.HighsModelStatus.kInfeasible)
     for solver in (solve, minimum_memory):
-        with pytest.raises(SelectionError, match=r"HiGHS \S+ found no choice where there is one.*solver 'greedy'"):
+        with pytest.raises(InternalError, match=r"HiGHS \S+ found no choice where there is one.*solver 'greedy'"):
             solver(problem)
 
 
@@ -106,7 +106,7 @@ def test_a_bound_above_a_choice_that_is_known_is_refused(
     known = solve(problem, "greedy").total_us
     info = {"primal_solution_status": highspy.SolutionStatus.kSolutionStatusFeasible, "mip_dual_bound": known * 2}
     plant(monkeypatch, getInfo=lambda _: SimpleNamespace(**info))
-    with pytest.raises(SelectionError, match=r"HiGHS \S+ found no choice under \S+ us where one takes"):
+    with pytest.raises(InternalError, match=r"HiGHS \S+ found no choice under \S+ us where one takes"):
         solve(problem)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
 
-from convoy.errors import InputError, SelectionError
+from convoy.errors import InputError, InternalError, SelectionError
 from convoy.problem import EngineConfig
 from convoy.selection import Candidate, LayoutCopy, RegionNodes, Selection, SelectionProblem, solve
 from convoy.selection.finalize import finalize_selection
@@ -166,3 +168,44 @@ def test_unknown_solvers_and_engines_are_named() -> None:
         solve(random_problem(0), "magic")
     with pytest.raises(InputError, match="nobody"):
         solve(random_problem(0), "single:nobody")
+
+
+def broken_problems() -> dict[str, SelectionProblem]:
+    """One problem for each kind of contradiction, by the field that has it."""
+    good = random_problem(0)
+    region, candidate = good.regions[0], good.candidates[0]
+    value = region.results[0]
+
+    def region_with(**fields: tuple[str, ...]) -> tuple[RegionNodes, ...]:
+        return (replace(region, **fields), *good.regions[1:])
+
+    def candidates_with(**fields: float) -> tuple[Candidate, ...]:
+        return (replace(candidate, **fields), *good.candidates[1:])
+
+    return {
+        "nodes of": replace(good, nodes=(*good.nodes, good.nodes[0])),
+        "inputs of": replace(good, inputs=(good.inputs[0], good.inputs[0])),
+        "regions[0].nodes": replace(good, regions=region_with(nodes=("nobody",))),
+        "regions[0].results": replace(good, regions=region_with(results=(value, value))),
+        "regions[0].args": replace(good, regions=region_with(args=("nobody",))),
+        "outputs": replace(good, outputs=("nobody",)),
+        "value_bytes": replace(good, value_bytes=good.value_bytes | {value: -1}),
+        "value_layouts": replace(good, value_layouts={**good.value_layouts, value: ()}),
+        "border": replace(good, border={**good.border, value: "blocked"}),
+        "convert_us": replace(good, convert_us={(value, "nchw", "nhwc"): math.nan}),
+        "candidates[0].region": replace(good, candidates=candidates_with(region=len(good.regions))),
+        "candidates[0].median_us": replace(good, candidates=candidates_with(median_us=math.nan)),
+        "candidates of": replace(good, candidates=()),
+    }
+
+
+@pytest.mark.parametrize("field", broken_problems())
+def test_a_problem_that_contradicts_itself_blames_no_argument(field: str) -> None:
+    with pytest.raises(InternalError, match=rf"^selection: {re.escape(field)}.*no argument is wrong") as caught:
+        solve(broken_problems()[field])
+    assert not isinstance(caught.value, InputError)
+
+
+def test_a_memory_budget_that_is_no_size_is_the_users() -> None:
+    with pytest.raises(InputError, match="memory_budget_bytes: got -1, expected a positive number of bytes"):
+        solve(replace(random_problem(0), memory_budget_bytes=-1))

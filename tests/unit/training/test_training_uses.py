@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import pickle
 import random
 import warnings
@@ -17,9 +18,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import convoy
-from convoy.errors import InputError, PlanError
+from convoy.errors import REPORT, InputError, InternalError, PlanError
 from convoy.pipeline.check import end_to_end, end_to_end_check
 from convoy.pipeline.check.end_to_end import Latency
+from convoy.pipeline.selection_input import selection_problem
+from convoy.selection import SelectionProblem
 from tests.unit.training.training_pairs import Net, Pair, called, images, labels, pair, sgd
 
 WEIGHT = torch.tensor([0.2, 1.0, 3.0, 0.5, 0.7])
@@ -513,6 +516,28 @@ def test_a_tuning_that_fails_leaves_pytorchs_step(
     ):
         found = pair(Net, lambda _: stock_loss, batch, settings)
     found.train(batch, batch, rtol=0, atol=0)
+
+
+def test_a_fault_inside_selection_leaves_pytorchs_step_and_blames_no_argument(
+    settings: convoy.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A time that is no number, as a faulty engine's estimate may be, is found when the selection problem is checked."""
+
+    def planted(*args: Any, **options: Any) -> SelectionProblem:
+        made = selection_problem(*args, **options)
+        return dataclasses.replace(
+            made, candidates=tuple(dataclasses.replace(one, median_us=math.nan) for one in made.candidates)
+        )
+
+    monkeypatch.setattr("convoy.pipeline.select.selection_problem", planted)
+    fresh = dataclasses.replace(settings, db=tmp_path / "perf.db")
+    batch = images(), labels()
+    fault = r"selection: candidates\[0\]\.median_us of the selection problem has nan, expected a finite number"
+    with pytest.warns(UserWarning, match=rf"tuning failed, with InternalError: {fault}.*PyTorch's own step runs"):
+        found = pair(Net, lambda _: stock_loss, batch, fresh)
+    found.train(batch, batch, rtol=0, atol=0)
+    with pytest.raises(InternalError, match=rf"{fault} of at least 0\. {REPORT}"):
+        convoy.optimize(Net().eval(), (batch[0],), settings=fresh)
 
 
 FACTOR = 0.5

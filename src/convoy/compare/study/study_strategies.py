@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from convoy.compare.runs.rows import Figure, Row
-from convoy.errors import SelectionError
+from convoy.errors import InternalError, SelectionError
 from convoy.perfdb import Database
 from convoy.pipeline.measure_net import measure, prediction_notes, with_counted_zeros
 from convoy.pipeline.net import Net
@@ -78,7 +78,7 @@ def strategy_rows(problem: SelectionProblem, about: Mapping[str, Any], found: Se
 def _solved(problem: SelectionProblem, solver: str) -> tuple[Selection | None, str]:
     try:
         return solve(problem, solver), ""
-    except SelectionError as error:
+    except (InternalError, SelectionError) as error:
         return None, str(error)
 
 

@@ -36,6 +36,19 @@ DROPOUT_P_POSITION: Final = {
 }
 """Attention operators draw random numbers only with a dropout probability: its position among the arguments."""
 
+RECURRENT_POSITIONS: Final = {
+    **{f"{name}.input": (4, 5, 6) for name in ("gru", "lstm", "rnn_relu", "rnn_tanh")},
+    **{f"{name}.data": (5, 6, 7) for name in ("gru", "lstm", "rnn_relu", "rnn_tanh")},
+    "_cudnn_rnn.default": (9, 11, 12),
+}
+"""Recurrent operators draw random numbers only in training, for dropout between two layers: the positions of the number of
+layers, the dropout probability and the training flag."""
+
+
+def is_recurrent(node: Node) -> bool:
+    """Whether a node is a recurrent layer (LSTM, GRU, RNN), all its time steps in one operator."""
+    return node.op.removeprefix("aten.") in RECURRENT_POSITIONS
+
 
 def draws_random(node: Node) -> bool:
     """Whether a node draws random numbers. A dropout outside training counts as one; capture removes those."""
@@ -43,6 +56,9 @@ def draws_random(node: Node) -> bool:
     if name in DROPOUT_P_POSITION:
         at = DROPOUT_P_POSITION[name]
         return (node.args[at] if len(node.args) > at else dict(node.kwargs).get("dropout_p", 0.0)) != 0.0
+    if is_recurrent(node):
+        layers, dropout, train = (node.args[at] for at in RECURRENT_POSITIONS[node.op.removeprefix("aten.")])
+        return bool(train) and dropout != 0.0 and layers != 1
     if name == "rrelu":
         return bool(node.args[3] if len(node.args) > 3 else dict(node.kwargs).get("training", False))
     return name in RANDOM

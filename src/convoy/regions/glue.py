@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from convoy.graph.ir import AVG_POOL_BACKWARD, LAYERS, MAX_POOL_BACKWARD, Graph, Node
-from convoy.graph.randomness import draws_random
+from convoy.graph.randomness import draws_random, is_recurrent
 from convoy.regions.casts import is_cast
 from convoy.regions.epilogue import only_reader
 from convoy.regions.extract_subgraph import subgraph_region
@@ -58,7 +58,7 @@ def glue_regions(
         pools: whether an engine computes poolings by themselves.
         apart: convex groups of nodes that are also offered by themselves; every other group then leaves them out.
     """
-    layers = [node.name for node in graph.nodes if node.op in LAYERS or draws_random(node)]
+    layers = [node.name for node in graph.nodes if node.op in LAYERS or draws_random(node) or is_recurrent(node)]
     layers += [name for names in apart for name in names]
     found: dict[tuple[str, ...], None] = {}
     for names in connected_groups(graph, graph.nodes, layers):

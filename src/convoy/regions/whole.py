@@ -20,7 +20,7 @@ from typing import Final
 from convoy.errors import InputError
 from convoy.graph.ir import CONVOLUTIONS, GRADIENTS, LAYERS, Graph, Node
 from convoy.graph.layers import conv3d_problem, conv_problem
-from convoy.graph.randomness import draws_random
+from convoy.graph.randomness import draws_random, is_recurrent
 from convoy.regions.activation import activation_of
 from convoy.regions.extract_subgraph import subgraph_region
 from convoy.regions.region import Region
@@ -90,6 +90,8 @@ def why_not_plain(graph: Graph) -> str:
             return f"needs weights that are constants, got a computed one in {node.op}"
         if draws_random(node):
             return f"draws different random numbers than PyTorch for the same seed, got {node.op}"
+        if is_recurrent(node):
+            return f"would compile each time step of a recurrent layer, got {node.op}"
     return ""
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 
+import convoy
 from convoy.graph.ir import Node, Ref
-from convoy.graph.randomness import DROPOUT_P_POSITION, RANDOM, draws_random
+from convoy.graph.randomness import DROPOUT_P_POSITION, RANDOM, RECURRENT_POSITIONS, draws_random
+from tests.unit.pipeline.untimed import plans_kept
 
 
 def every() -> list[str]:
@@ -38,6 +43,34 @@ def test_the_dropout_of_attention_stands_where_the_table_says():
             assert arguments.index("dropout_p") == DROPOUT_P_POSITION[name]
 
 
+def test_the_dropout_of_recurrent_layers_stands_where_the_table_says():
+    for operator, positions in RECURRENT_POSITIONS.items():
+        name, overload = operator.split(".")
+        arguments = [argument.name for argument in getattr(getattr(torch.ops.aten, name), overload)._schema.arguments]
+        assert tuple(map(arguments.index, ("num_layers", "dropout", "train"))) == positions
+
+
+def test_a_recurrent_net_in_evaluation_mode_draws_nothing_and_is_compared_with_float64(tmp_path: Path):
+    class Recogniser(torch.nn.Module):
+        """Columns of an image as a sequence, as recognisers of text have it."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(1, 4, 3, padding=1)
+            self.rnn = torch.nn.LSTM(4 * 6, 8, 2, batch_first=True, bidirectional=True, dropout=0.3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rnn(self.conv(x).relu().permute(0, 3, 1, 2).flatten(2))[0]
+
+    torch.manual_seed(0)
+    model, x = Recogniser().eval(), torch.randn(2, 1, 6, 5)
+    with torch.no_grad(), plans_kept():
+        fast = convoy.optimize(model, (x,), settings=convoy.Settings(effort="none", db=tmp_path / "perf.db"))
+        torch.testing.assert_close(fast(x).double(), copy.deepcopy(model).double()(x.double()), rtol=1e-5, atol=1e-6)
+    assert not fast.plan.baseline
+    assert [note for note in fast.plan.notes if "random" in note] == []
+
+
 @pytest.mark.parametrize(
     ("op", "args", "kwargs", "random"),
     [
@@ -46,6 +79,11 @@ def test_the_dropout_of_attention_stands_where_the_table_says():
         ("conv2d", (), (), False),
         ("aten.rrelu.default", (0.1, 0.3), (), False),
         ("aten.rrelu.default", (0.1, 0.3, True), (), True),
+        ("aten.lstm.input", ((Ref("h"),), (Ref("w"),), True, 2, 0.5, True, False, True), (), True),
+        ("aten.lstm.input", ((Ref("h"),), (Ref("w"),), True, 1, 0.5, True, False, True), (), False),
+        ("aten.lstm.input", ((Ref("h"),), (Ref("w"),), True, 2, 0.5, False, False, True), (), False),
+        ("aten.gru.data", (Ref("s"), Ref("h"), (Ref("w"),), True, 2, 0.0, True, False), (), False),
+        ("aten.gru.data", (Ref("s"), Ref("h"), (Ref("w"),), True, 2, 0.1, True, False), (), True),
         ("aten.scaled_dot_product_attention.default", (Ref("k"), Ref("v")), (), False),
         ("aten.scaled_dot_product_attention.default", (Ref("k"), Ref("v"), None, 0.1), (), True),
         ("aten.scaled_dot_product_attention.default", (Ref("k"), Ref("v")), (("dropout_p", 0.1),), True),

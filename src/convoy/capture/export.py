@@ -17,10 +17,8 @@ from torch.export import ExportedProgram
 
 from convoy.capture.copies import are_separate, copied_arguments
 from convoy.capture.functionalize import functional
+from convoy.capture.tracer_words import tracer_words
 from convoy.errors import CaptureError
-
-_LONGEST_MESSAGE = 2000
-"""Characters of the exporter's words that are kept: its hints come first, its pages of context last."""
 
 _EXPORTING: Final = threading.RLock()
 """One thread at a time: neither the exporter nor Python's filters of warnings and logs take two."""
@@ -47,8 +45,7 @@ def export_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
                 with torch.enable_grad():
                     return _export(model, args, kwargs)
     except Exception as error:  # the exporter runs the user's forward: anything may come out of it
-        words = str(error).strip()[:_LONGEST_MESSAGE]
-        raise CaptureError(f"the model cannot be exported: {type(error).__name__}: {words}") from error
+        raise CaptureError(f"the model cannot be exported: {tracer_words(error)}") from error
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:

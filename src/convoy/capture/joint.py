@@ -20,11 +20,9 @@ from convoy.capture.node_names import operator_name
 from convoy.capture.passes.remove_restrides import remove_restrides
 from convoy.capture.recording.undecomposed import undecomposed
 from convoy.capture.traced_step import SharedGradientError, TracedStep, UnliftedError, UnusedParametersError
+from convoy.capture.tracer_words import tracer_words
 from convoy.engines.group_norm_backward import GroupNormGuard
 from convoy.errors import CaptureError, InputError
-
-_LONGEST_MESSAGE = 2000
-"""Characters of the tracer's words that are kept."""
 
 _TRIES = 5
 """Traces: three may find tensors that must be lifted, parameters without a part in the loss, and gradients that are one value."""
@@ -125,13 +123,13 @@ def _trace(step: TracedStep, *, deterministic: bool) -> Joint:
     except (CaptureError, InputError, UnliftedError):
         raise
     except Exception as error:  # the tracer runs the user's forward: anything may come out of it
-        words = str(error).strip()[:_LONGEST_MESSAGE]
+        words = str(error).strip()
         kind: type[CaptureError] = CaptureError
         if "did not receive a gradient" in words:
             kind = UnusedParametersError
         elif isinstance(error, AssertionError) and (not words or "gradients_to_parameters" in words):
             kind = SharedGradientError
-        raise kind(f"the training step cannot be traced: {type(error).__name__}: {words}") from error
+        raise kind(f"the training step cannot be traced: {tracer_words(error)}") from error
     finally:
         step.check_python_state()
     traced, signature = cast("fx.GraphModule", made[0]), made[1]

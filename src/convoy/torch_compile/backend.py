@@ -10,10 +10,10 @@ import torch
 from torch import fx, nn
 from torch._guards import TracingContext, tracing
 
+from convoy.capture.tracer_words import tracer_words
 from convoy.engines.competition import competing_engines
 from convoy.errors import InputError, unknown_name
 from convoy.pipeline.profile_output import check_profile
-from convoy.program.recording import first_line
 from convoy.settings import Settings
 from convoy.torch_compile.compiled_passes import compile_passes
 from convoy.torch_compile.dispatch_modes import without_modes
@@ -51,6 +51,10 @@ def dynamo_backend(
         InputError: an option that there is not, or a value that it does not take; Dynamo wraps it in BackendCompilerFailed.
     """
     settings = settings_of(options or {}, mode)
+    if not any(isinstance(value, torch.Tensor) for value in (*example_inputs, *_held(graph_module))):
+        return (
+            graph_module.forward
+        )  # sizes between two graph breaks, say: there is nothing to tune, and nothing to tell
     reason = _why_not(example_inputs)
     if reason:
         return _as_caught(graph_module, reason)
@@ -76,7 +80,7 @@ def _compiled(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], sett
     try:
         passes = compile_passes(graph_module, inputs, settings)
     except Exception as error:  # AOTAutograd runs the user's operators on fake tensors: anything may come out of it
-        return _as_caught(graph_module, first_line(error))
+        return _as_caught(graph_module, tracer_words(error).partition("\n")[0])
     if not passes.is_plain or _autocasts() or has_float_input(graph_module):
         return passes.run
     return InferenceGraph(graph_module, _weights_at(graph_module, inputs), settings)
@@ -117,6 +121,10 @@ def _why_not(inputs: Sequence[Any]) -> str:
         if type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor):
             return f"an input is a {type(value).__name__}, a tensor with operators of its own"
     return ""
+
+
+def _held(graph_module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
+    return (*graph_module.parameters(), *graph_module.buffers())
 
 
 def _is_symbolic(tensor: torch.Tensor) -> bool:

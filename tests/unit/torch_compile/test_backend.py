@@ -389,3 +389,20 @@ def test_wrong_options_are_named(graphs: list[InferenceGraph], given: dict[str, 
 def test_a_mode_of_inductors_is_refused(graphs: list[InferenceGraph]):
     with pytest.raises(Exception, match=r"mode: got 'max-autotune'.*effort"):
         torch.compile(Block().eval(), backend="convoy", mode="max-autotune")(X)
+
+
+def test_a_graph_without_tensors_runs_and_says_nothing(graphs: list[InferenceGraph], options: dict[str, Any]) -> None:
+    """A graph break leaves graphs that only make tensors; no argument is wrong in them."""
+    block = Block().eval()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = block(x)
+        torch._dynamo.graph_break()
+        grid = torch.linspace(0, 1, 8)
+        torch._dynamo.graph_break()
+        return y * grid
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        close(torch.compile(run, backend="convoy", options=options)(X), run(X))
+    assert len(graphs) == 2

@@ -433,7 +433,7 @@ def appends(_: nn.Module) -> Any:
 PYTHON: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any], str]] = {
     "counter": (Counting, lambda _: stock_loss, "changes the attribute 'calls'"),
     "stored tensor": (Storing, lambda m: lambda o, t: F.cross_entropy(o, t) * m.feature, "'feature'"),
-    "item": (Choosing, lambda _: stock_loss, "cannot be traced"),
+    "item": (Choosing, lambda _: stock_loss, "values of a tensor decide what runs, as with"),
     "python's random": (Drawing, lambda _: stock_loss, "draws random numbers"),
     "input overwritten": (Overwriting, lambda _: stock_loss, "overwrites the batch"),
     "forward hook": (hooked("register_forward_hook"), lambda _: stock_loss, "conv (Conv2d) has a forward hook"),

@@ -58,7 +58,7 @@ class Job:
 def _whole(mode: str, net: str, dtype: str, batches: str, minutes: float) -> Job:
     """A net by all providers in processes of their own."""
     tail = ("--nets", net, "--dtype", dtype, "--batch", batches, "--db", "{db}", "--tune-seconds", "120")
-    common = ("--run", "{run}", "--folder", "{folder}", "--seconds", "{seconds}")
+    common = ("--run", "{run}", "--folder", "{folder}", "--seconds", "{seconds}", "--together", "2")
     providers = ("--providers", f"convoy,{PEERS},jax" if mode == "inference" else f"convoy,{PEERS}")
     return Job(f"{mode} {net} {dtype} {batches}", minutes, (WHOLE, "--mode", mode, *tail, *providers, *common))
 

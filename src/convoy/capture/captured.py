@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from convoy.capture.state.call_leftovers import CallLeftovers
 from convoy.capture.structure import Structure
 from convoy.engines.interpret import compile_graph
 from convoy.engines.torch_operators import DTYPES
@@ -32,6 +33,7 @@ class Captured:
         traced: what PyTorch itself runs, before any pass, where that may differ in which bits it gives from run to run.
         was_run: whether the strides are those of a run of the model, not of a trace.
         returned: outputs that are the model's own parameters, buffers or other tensors: index of the output, qualified name.
+        leftovers: attributes that calls of the model change, although results do not depend on that.
     """
 
     graph: Graph
@@ -45,6 +47,7 @@ class Captured:
     traced: Graph | None = None
     was_run: bool = False
     returned: tuple[tuple[int, str], ...] = ()
+    leftovers: CallLeftovers = field(default_factory=CallLeftovers)
 
     @property
     def as_pytorch(self) -> Graph:

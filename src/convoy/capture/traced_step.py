@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from convoy.capture.batch import flatten_batch
 from convoy.capture.copies import copy_around
 from convoy.capture.loss_module import LossModule
-from convoy.capture.python_state import PythonState
+from convoy.capture.state.python_state import PythonState
 from convoy.capture.step_tensors import StepTensors
 from convoy.capture.tensor_substitution import TensorSubstitution
 from convoy.capture.user_hooks import own_user_hook

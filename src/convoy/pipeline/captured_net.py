@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from convoy.capture import Captured
-from convoy.capture.attribute_snapshot import AttributeSnapshot
+from convoy.capture.state.attribute_snapshot import AttributeSnapshot
+from convoy.capture.state.call_leftovers import CallLeftovers
 from convoy.engines.torch_flags import convolutions
 from convoy.pipeline.check.call_state import check_attributes
 from convoy.pipeline.check.rounding import fixed_seed
@@ -35,12 +36,11 @@ def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: 
     with phase("capture", "output strides"):
         strides = _stock_strides(net.captured, trial, target.device)
     # The exporter puts attributes back, so a run is looked at.
-    told = check_attributes(isolated, target.device) if before.has_changed() else ""
+    told, leftovers = check_attributes(isolated, target.device) if before.has_changed() else ("", CallLeftovers())
     if told:
         warn_user(told)
-    return replace(
-        net, captured=replace(net.captured, strides=strides, notes=(*net.captured.notes, *filter(None, [told])))
-    )
+    notes = (*net.captured.notes, *filter(None, [told]))
+    return replace(net, captured=replace(net.captured, strides=strides, notes=notes, leftovers=leftovers))
 
 
 def _stock_strides(captured: Captured, isolated: IsolatedCopy, device: str) -> tuple[tuple[int, ...] | None, ...]:

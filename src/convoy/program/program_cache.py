@@ -108,6 +108,7 @@ class ProgramCache:
     def put(self, cached: CachedProgram) -> None:
         """Add a program with its calls."""
         self.tuned[cached.signature] = cached
+        self._allow_leftovers(cached.program)
         self._routes[cached.signature] = cached, None
         if cached.normal is not None:
             self._by_normal[cached.normal] = cached
@@ -253,7 +254,13 @@ class ProgramCache:
 
     def _take(self, model: nn.Module) -> None:
         self.state, self._kind = ModuleState(model), calls.TensorKind.of(model)
+        for cached in self.tuned.values():
+            self._allow_leftovers(cached.program)
         self._contents = contents_checks(self.state.tensors) if self.check == "contents" else []
+
+    def _allow_leftovers(self, program: Program) -> None:
+        if program.captured is not None:
+            self.state.allow(program.captured.leftovers)
 
     def _remade(self, model: nn.Module, cached: CachedProgram, example: calls.CallExample) -> Program:
         args, kwargs = example.zeros()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import convoy
+from convoy.capture.state.call_leftovers import CallLeftovers
 from convoy.deadline import Deadline
 from convoy.perfdb import Database
 from convoy.pipeline import improve as improving
@@ -151,7 +152,7 @@ def test_parts_are_improved_each_for_its_share_of_the_time(
     seen: list[tuple[OptimizedModule, float]] = []
     plan = Plan("net", "0" * 16, (), {}, "as_torch", (), "modules", baseline=True)
     parts = [OptimizedPart("conv", 0.6, fast), OptimizedPart("head", 0.2, copy.deepcopy(fast))]
-    whole = PartwiseModule(Net(), Net(), parts, plan, copy.deepcopy)
+    whole = PartwiseModule(Net(), Net(), parts, plan, copy.deepcopy, CallLeftovers())
     monkeypatch.setattr(OptimizedModule, "improve", lambda part, time_s: seen.append((part, time_s)))
     assert whole.improve(1.0) is plan
     assert seen == [(parts[0].program, pytest.approx(0.75)), (parts[1].program, pytest.approx(0.25))]

@@ -18,6 +18,7 @@ from convoy.errors import CaptureError
 from convoy.pipeline.by_parts.module_calls import ModuleCalls, depends_on_data, module_calls
 from convoy.pipeline.by_parts.partwise_module import OptimizedPart, PartwiseModule, replace_modules
 from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.call_state import filled_by_call
 from convoy.pipeline.check.parts_check import check_outputs
 from convoy.pipeline.isolation import IsolatedCopy, isolate, overrides_train
 from convoy.pipeline.observer import Observer
@@ -101,7 +102,8 @@ def optimize_parts(job: PartsJob) -> OptimizeResult:
     replace_modules(partwise, programs)
     told = _told(job, parts)
     plan = _joint_plan(job, [part.result.plan for part in kept.values()], tuple(filter(None, (told, note))))
-    module = PartwiseModule(job.model, partwise, parts, plan, copy_sharing_tensors)
+    leftovers = filled_by_call(copies()[0])
+    module = PartwiseModule(job.model, partwise, parts, plan, copy_sharing_tensors, leftovers)
     summary = summarize_parts(job.name, summaries, timed, errors, plan)
     lines = dict.fromkeys(line for part in kept.values() for line in part.result.told)
     return OptimizeResult(module, plan, summary, (told, *lines), measured=summary.tuning.measured)

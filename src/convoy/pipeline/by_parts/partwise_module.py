@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from convoy.capture.state.call_leftovers import CallLeftovers
 from convoy.errors import CaptureError
 from convoy.pipeline.by_parts.module_calls import module_calls
 from convoy.pipeline.isolation import isolate
@@ -47,6 +48,7 @@ class PartwiseModule(OptimizedModule):
         parts: the parts.
         plan: what is known of all parts together.
         recopy: makes a copy of the stock module, for `refresh`.
+        leftovers: what calls of the stock module leave in its attributes.
 
     Attributes:
         parts: what programs compute.
@@ -61,10 +63,11 @@ class PartwiseModule(OptimizedModule):
         parts: Sequence[OptimizedPart],
         plan: Plan,
         recopy: Callable[[nn.Module], nn.Module],
+        leftovers: CallLeftovers,
     ) -> None:
         super().__init__(partwise, Program(plan, None, None), (), {}, _no_tuner)
         self.parts = tuple(parts)
-        self._watched = _Watched(stock)
+        self._watched = _Watched(stock, leftovers)
         self._recopy = recopy
 
     @property
@@ -137,14 +140,14 @@ class PartwiseModule(OptimizedModule):
             part.program.refresh()
         replace_modules(copy, {part.path: part.program for part in self.parts})
         self.model = copy
-        self._watched = _Watched(stock)
+        self._watched = self._watched.renewed()
         self.renew()
 
     def renew(self) -> None:
         """Take the present state for the one that the programs were made from."""
         for part in self.parts:
             part.program.renew()
-        self._watched = _Watched(self.stock)
+        self._watched = self._watched.renewed()
         super().renew()
 
     def stale(self) -> str | None:
@@ -174,14 +177,20 @@ class _Watched:
 
     Args:
         model: the stock module.
+        leftovers: what its calls leave in its attributes, which does not count.
         outdated: what was changed already, in a copy or a pickle of a module that is stale; empty if nothing was.
         trains: whether training mode was switched on already.
     """
 
-    def __init__(self, model: nn.Module, outdated: str = "", trains: bool = False) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, leftovers: CallLeftovers, outdated: str = "", trains: bool = False) -> None:
+        self.model, self._leftovers = model, leftovers
         self._state = ModuleState(model, values=False)
+        self._state.allow(leftovers)
         self._state.outdate(outdated or None, trains=trains)
+
+    def renewed(self) -> _Watched:
+        """The same module, as it is now."""
+        return _Watched(self.model, self._leftovers)
 
     def change(self) -> str:
         """The change since then, in words; empty if there was none."""
@@ -191,9 +200,9 @@ class _Watched:
         """Whether training mode was switched on since."""
         return self._state.trains()
 
-    def __reduce__(self) -> tuple[type[_Watched], tuple[nn.Module, str, bool]]:
+    def __reduce__(self) -> tuple[type[_Watched], tuple[nn.Module, CallLeftovers, str, bool]]:
         """In a copy or a pickle: the objects are others there."""
-        return _Watched, (self.model, self.change(), self.trains())
+        return _Watched, (self.model, self._leftovers, self.change(), self.trains())
 
 
 def _no_tuner(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None) -> Program:

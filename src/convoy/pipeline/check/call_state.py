@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from convoy.capture.attribute_snapshot import AttributeSnapshot
-from convoy.capture.python_state import is_torchs
+from convoy.capture.state.attribute_snapshot import AttributeSnapshot
+from convoy.capture.state.call_leftovers import CallLeftovers, values_at
+from convoy.capture.state.python_state import is_torchs
 from convoy.engines.torch_flags import convolutions
 from convoy.errors import CaptureError
 from convoy.measurement.accuracy import relative_error
@@ -29,27 +32,33 @@ class _Call:
     counted: str
 
 
-def check_attributes(isolated: IsolatedCopy, device: str) -> str:
+def check_attributes(isolated: IsolatedCopy, device: str) -> tuple[str, CallLeftovers]:
     """Compare calls of one copy of a model that changes its attributes. A cache that the first call fills is allowed.
+
+    A call with other values comes before the example's in a further copy: a cache of these values shows in the results.
 
     Args:
         isolated: further copies are made of it.
         device: where it runs.
 
     Returns:
-        A note of tensors that every call stores, and a program does not; empty if there are none.
+        A note of tensors that every call stores, and a program does not, empty if there are none; and what calls leave.
 
     Raises:
         CaptureError: the results depend on what the calls before left, or every call changes a number or a collection.
     """
     try:
-        first, second, third = _calls(isolated.another(), device, 3)
+        copy = isolated.another()
+        first, second, third = _calls(copy, device, 3)
         if second.counted:
             raise CaptureError(
                 f"the model changes its attribute {second.counted} in every call, which a graph does not do"
             )
         changed = second.changed or first.changed
         difference = max(_difference(first.results, second.results), _difference(second.results, third.results))
+        after = _after_other_values(isolated, device) if changed else first.results
+        if after is not None:
+            difference = max(difference, _difference(first.results, after))
         if difference and changed:
             (again,) = _calls(isolated.another(), device, 1)
             if difference > _NOISE_FACTOR * _difference(first.results, again.results):
@@ -57,15 +66,52 @@ def check_attributes(isolated: IsolatedCopy, device: str) -> str:
     except CaptureError:
         raise
     except Exception:  # out of memory, or an error of the user's code: the end-to-end check reports it
-        return ""
+        return "", CallLeftovers()
+    lasting = [name for name in first.changed if name not in second.changed]
+    overwritten = frozenset(values_at(copy.model, second.changed)) if after is not None else frozenset[str]()
+    leftovers = CallLeftovers(values_at(copy.model, lasting), overwritten)
     modules = dict(named_modules(isolated.model))
     stored = [name for name in second.changed if not is_torchs(modules[name.rpartition(".")[0]])]
     if not stored:
-        return ""
+        return "", leftovers
     names = ", ".join(stored[:3]) + (", ..." if len(stored) > 3 else "")
-    return (
+    note = (
         f"PyTorch stores a tensor in {names} in every call of the model, the program does not; `fast.stock` still does"
     )
+    return note, leftovers
+
+
+def filled_by_call(isolated: IsolatedCopy) -> CallLeftovers:
+    """The attributes that one call of an isolated model changes, with the values that it leaves; none if the call fails.
+
+    Args:
+        isolated: its model is called, once.
+    """
+    snapshot = AttributeSnapshot(isolated.model)
+    try:
+        with torch.no_grad(), fixed_seed():
+            isolated.model(*isolated.args, **isolated.kwargs)
+    except Exception:  # out of memory, or an error of the user's code: then every change counts
+        return CallLeftovers()
+    return CallLeftovers(values_at(isolated.model, snapshot.changed()))
+
+
+def _after_other_values(isolated: IsolatedCopy, device: str) -> list[torch.Tensor] | None:
+    """Results of a call that follows one with other values; None if the model does not take these."""
+    copy = isolated.another()
+    args, kwargs = pytree.tree_map(_other_value, copy.arguments())
+    try:
+        with torch.no_grad(), convolutions("as_torch", torch.device(device)), fixed_seed():
+            copy.model(*args, **kwargs)
+    except Exception:  # the user's forward may refuse these values in any way
+        return None
+    return _calls(copy, device, 1)[0].results
+
+
+def _other_value(value: Any) -> Any:
+    """Half of a floating-point tensor, and a little more: zeros change too."""
+    is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value * 0.5 + 0.125 if is_number else value
 
 
 def _calls(isolated: IsolatedCopy, device: str, count: int) -> list[_Call]:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
+from convoy.capture.state.call_leftovers import CallLeftovers
 from convoy.program.calls import is_plain
 from convoy.program.state.module_contents import Container, ModuleContents, has_pointer, is_lazy, joined
 from convoy.program.state.quick_compare import Addresses, DictVersions, ObjectTypes, VersionCounters
@@ -58,6 +59,7 @@ class ModuleState:
         values: bool = True,
     ) -> None:
         self._module, self._learned, self._inputs, self._values = module, learned, inputs, values
+        self._leftovers: list[CallLeftovers] = []
         self._outdated: str | None = None
         self._trains = False
         self._take()
@@ -129,6 +131,11 @@ class ModuleState:
         """
         self._outdated = change if change is not None else self._outdated
         self._trains = self._trains or trains
+
+    def allow(self, leftovers: CallLeftovers) -> None:
+        """Do not count what calls of the module themselves leave in its attributes as a change."""
+        if leftovers.filled or leftovers.overwritten:
+            self._leftovers.append(leftovers)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -203,14 +210,14 @@ class ModuleState:
 
     def _container_changes(self, path: str, live: Container, kept: Container) -> Iterator[str]:
         if not isinstance(live, dict) or not isinstance(kept, dict):
-            if not _is_equal(live, kept):
+            if not _is_equal(live, kept) and not self._is_left_by_calls(path):
                 yield f"{_shown(path)} was changed"
             return
         for key in dict.fromkeys((*kept, *live)):
             before, now = kept.get(key, _MISSING), live.get(key, _MISSING)
             if before is now or (not isinstance(before, torch.Tensor) and _is_equal(before, now)):
                 continue
-            if self._is_allowed(key, before, now):
+            if self._is_allowed(key, before, now) or self._is_left_by_calls(joined(path, key)):
                 continue
             if key == "training":
                 yield f"the training flag of {_shown(path)} was changed"
@@ -232,6 +239,12 @@ class ModuleState:
         kind = (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device)
         # `Module.to` replaces buffers, and a program's input is what the name stands for.
         return kind and is_plain(now) and any(now is buffer for buffer in self._learned.buffers())
+
+    def _is_left_by_calls(self, path: str) -> bool:
+        if not self._leftovers:
+            return False
+        modules = dict(zip(self._names, self._modules, strict=True))
+        return any(one.explain(path, modules) for one in self._leftovers)
 
     def _flag_changes(self) -> Iterator[str]:
         paths = {id(tensor): path for path, tensor in self._tensors}

@@ -1,0 +1,1 @@
+"""What a model keeps between calls in its Python attributes."""

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +44,10 @@ class FrameworkSession:
 
     def __init__(self, case: Case, folder: Path, say: Say, turn: Turns = contextlib.nullcontext) -> None:
         self.case, self.say, self.turn = case, say, turn
-        self.material = CaseInputs(folder, json.loads((folder / "facts.json").read_text(encoding="utf-8")))
+        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        self.material = CaseInputs(folder, facts, self._turn_of_a_build)
+        self._waited_s = 0.0
+        """Seconds for which the present build waited for the device."""
         self.built: BuiltModel | None = None
         self._begin = time.perf_counter()
 
@@ -88,11 +91,12 @@ class FrameworkSession:
     def _try(self, way: FrameworkConfig) -> dict[str, Any]:
         from convoy.compare.checking import check
 
+        self._waited_s = 0.0
         with self.turn() if way.chooses else contextlib.nullcontext():
             start = time.perf_counter()
             built = way.build()
             outputs = built.check()
-            compile_s = time.perf_counter() - start
+            compile_s = time.perf_counter() - start - self._waited_s
         error, wrong = check(self.case, self.material, outputs)
         if wrong:
             raise WrongResultError(wrong)
@@ -109,6 +113,13 @@ class FrameworkSession:
             "notes": list(built.notes),
             "detail": built.detail,
         }
+
+    @contextlib.contextmanager
+    def _turn_of_a_build(self) -> Generator[None]:
+        start = time.perf_counter()
+        with self.turn():
+            self._waited_s += time.perf_counter() - start
+            yield
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Take samples, or return the other measurements."""

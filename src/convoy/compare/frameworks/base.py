@@ -7,6 +7,7 @@ a framework's memory and start-up time are measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -92,10 +93,13 @@ class CaseInputs:
     Attributes:
         folder: its path.
         facts: properties found when it was written (`transform_input`, tolerances, ...).
+        turn: gives a context in which this process has the device to itself; for builds with `chooses=False` that measure times
+            for a moment only. It must not be entered twice.
     """
 
     folder: Path
     facts: Mapping[str, Any]
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def weights_path(self) -> Path:

@@ -9,7 +9,7 @@ from convoy.engines.base import Engine
 from convoy.engines.compilers.host_compiler import compiler_support
 from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.subgraph import torch_support
-from convoy.problem import Knobs, Problem, SubgraphProblem
+from convoy.problem import Knobs, Problem, SubgraphProblem, kind_in_words
 from convoy.support import Support
 from convoy.target import Target
 
@@ -30,7 +30,7 @@ class CpuSubgraphEngine(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Accepts the engine's kind of subgraph, in one of its memory formats, on a CPU with a C compiler."""
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"{self.does}, got {type(problem).__name__}")
+            return Support.no(f"{self.does}, got {kind_in_words(problem)}")
         if target.device != "cpu":
             return Support.no(f"runs on CPUs, got {target.device}")
         if problem.layout not in self.layouts:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from convoy.engines.torch_operators import DTYPES
-from convoy.problem import Conv3dProblem, ConvolutionProblem, ConvProblem, LinearProblem, Problem
+from convoy.problem import Conv3dProblem, ConvolutionProblem, ConvProblem, LinearProblem, Problem, kind_in_words
 from convoy.support import Support
 
 
@@ -20,7 +20,7 @@ def plain_convolution(problem: Problem, directions: Sequence[str] = ("fprop",), 
         pools: whether the engine does an epilogue's pooling.
     """
     if not isinstance(problem, ConvProblem):
-        return Support.no(f"computes convolutions only, got {type(problem).__name__}")
+        return Support.no(f"computes convolutions only, got {kind_in_words(problem)}")
     if problem.layout == "blocked":
         return Support.no("takes nchw and nhwc tensors, got blocked")
     dtypes = {problem.x_dtype, problem.weight_dtype, problem.y_dtype}
@@ -38,7 +38,7 @@ def plain_convolution(problem: Problem, directions: Sequence[str] = ("fprop",), 
 def volume_convolution(problem: Problem, directions: Sequence[str] = ("fprop",)) -> Support:
     """Whether a problem is a three-dimensional convolution in one of these directions, with an epilogue that it may have."""
     if not isinstance(problem, Conv3dProblem):
-        return Support.no(f"computes three-dimensional convolutions, got {type(problem).__name__}")
+        return Support.no(f"computes three-dimensional convolutions, got {kind_in_words(problem)}")
     if problem.direction not in directions:
         return Support.no(f"computes {' and '.join(directions)}, got {problem.direction}")
     return _gradients_epilogue(problem)

@@ -56,6 +56,7 @@ __all__ = [
     "WeightMask",
     "image_layout",
     "is_subgraph_key",
+    "kind_in_words",
     "layout_beside",
     "parse_problem",
     "subgraph_texts",
@@ -71,6 +72,16 @@ def subgraph_texts(problems: Iterable[Problem]) -> dict[str, str]:
 def is_subgraph_key(key: str) -> bool:
     """Whether a key is a subgraph's, which says nothing without the subgraph's text."""
     return key.startswith("subgraph:")
+
+
+def kind_in_words(problem: Problem) -> str:
+    """What a problem is, for messages: "a convolution", say."""
+    if isinstance(problem, ConvProblem | Conv3dProblem):
+        volume = "three-dimensional " if isinstance(problem, Conv3dProblem) else ""
+        return f"a {volume}convolution" if problem.direction == "fprop" else f"a gradient of a {volume}convolution"
+    if isinstance(problem, LinearProblem):
+        return "a linear layer"
+    return "a copy between memory formats" if isinstance(problem, LayoutProblem) else "a subgraph"
 
 
 def parse_problem(key: str, text: str = "") -> Problem:

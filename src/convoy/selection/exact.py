@@ -222,7 +222,7 @@ def _refusal(problem: SelectionProblem, time_limit_s: float, *, proven: bool = T
     if problem.memory_budget_bytes is None:
         return SelectionError(_NO_COVER)
     least = minimum_memory(problem, time_limit_s=time_limit_s).peak_bytes
-    wanted = f"{least} bytes ({math.ceil(least / (1 << 20))} MiB)"
+    wanted = f"{least} bytes" + (f" ({math.ceil(least / (1 << 20))} MiB)" if least > 1 << 20 else "")
     given = f"memory_budget_bytes: {problem.memory_budget_bytes} bytes are too few for any choice"
     if proven:
         return SelectionError(f"{given}; at least {wanted} are needed")

@@ -12,7 +12,7 @@ from convoy.engines.base import Engine, Executable, Packed
 from convoy.engines.compilers.host_compiler import compiler_support
 from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
-from convoy.problem import Knobs, LayoutProblem, Problem
+from convoy.problem import Knobs, LayoutProblem, Problem, kind_in_words
 from convoy.support import Support
 from convoy.target import Target
 
@@ -49,7 +49,7 @@ class CpuLayout(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Copies between nchw and nhwc on a CPU with a C compiler."""
         if not isinstance(problem, LayoutProblem):
-            return Support.no(f"copies between memory formats, got {type(problem).__name__}")
+            return Support.no(f"copies between memory formats, got {kind_in_words(problem)}")
         if target.device != "cpu":
             return Support.no(f"runs on CPUs, got {target.device}")
         if {problem.source, problem.layout} != {"nchw", "nhwc"}:

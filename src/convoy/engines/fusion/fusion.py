@@ -22,7 +22,7 @@ from convoy.engines.subgraph import parse_subgraph, torch_format, torch_support
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import LaunchError
 from convoy.graph.ir import Graph
-from convoy.problem import Knobs, Problem, SubgraphProblem
+from convoy.problem import Knobs, Problem, SubgraphProblem, kind_in_words
 from convoy.support import Support
 from convoy.target import Target
 
@@ -157,7 +157,7 @@ class FusionEngine(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Subgraphs of operators that the generator knows, in fp16, bf16 and fp32, on capability 8.0 and newer."""
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"computes subgraphs, got {type(problem).__name__}")
+            return Support.no(f"computes subgraphs, got {kind_in_words(problem)}")
         if target.capability < LEAST_CAPABILITY:
             return Support.no(f"needs a CUDA device of capability 8.0 or newer, got {target.name}")
         if reason := absence():

@@ -17,7 +17,7 @@ from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin,
 from convoy.engines.hopper.nvrtc_source import CudaSource, defines
 from convoy.engines.subgraph import torch_format
 from convoy.errors import LaunchError
-from convoy.problem import DTYPE_BYTES, Knobs, LayoutProblem, Problem, TensorSpec
+from convoy.problem import DTYPE_BYTES, Knobs, LayoutProblem, Problem, TensorSpec, kind_in_words
 from convoy.support import Support
 from convoy.target import Target
 
@@ -97,7 +97,7 @@ class LayoutCopyEngine(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Copies between nchw and nhwc, on capability 8.0 and newer."""
         if not isinstance(problem, LayoutProblem):
-            return Support.no(f"copies between memory formats, got {type(problem).__name__}")
+            return Support.no(f"copies between memory formats, got {kind_in_words(problem)}")
         if target.capability < LEAST_CAPABILITY:
             return Support.no(f"needs a CUDA device of capability 8.0 or newer, got {target.name}")
         if {problem.source, problem.layout} != {"nchw", "nhwc"}:

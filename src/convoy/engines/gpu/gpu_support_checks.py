@@ -5,7 +5,7 @@ from __future__ import annotations
 from convoy.engines.subgraph import torch_support
 from convoy.engines.support_checks import without_pooling
 from convoy.engines.triton.triton_build import TORCH_DTYPE, device_support
-from convoy.problem import Conv3dProblem, ConvProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.problem import Conv3dProblem, ConvProblem, LinearProblem, Problem, SubgraphProblem, kind_in_words
 from convoy.support import Support
 from convoy.target import Target
 
@@ -94,7 +94,7 @@ def first_layer_support(
 def subgraph_support(problem: Problem, target: Target, does: str, layout: str = "nhwc") -> Support:
     """Accept a subgraph in one layout that PyTorch can run, on compute capability 8.0 or newer."""
     if not isinstance(problem, SubgraphProblem):
-        return Support.no(f"{does}, got {type(problem).__name__}")
+        return Support.no(f"{does}, got {kind_in_words(problem)}")
     if not (found := device_support(target, 80)):
         return found
     if problem.layout != layout:

@@ -6,7 +6,7 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
 from convoy.engines.subgraph import parse_subgraph, torch_support
-from convoy.problem import Problem, SubgraphProblem
+from convoy.problem import Problem, SubgraphProblem, kind_in_words
 from convoy.regions.casts import is_cast
 from convoy.support import Support
 from convoy.target import Target
@@ -31,7 +31,7 @@ class Foreach(Engine):
         """Subgraphs of casts only, one for each argument."""
         del target
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"computes subgraphs, got {type(problem).__name__}")
+            return Support.no(f"computes subgraphs, got {kind_in_words(problem)}")
         support = torch_support(problem)
         if not support:
             return support

@@ -23,7 +23,7 @@ from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CompileError
 from convoy.graph.ir import LAYERS, Graph, Node
 from convoy.graph.randomness import draws_random
-from convoy.problem import Problem, SubgraphProblem, TensorSpec
+from convoy.problem import Problem, SubgraphProblem, TensorSpec, kind_in_words
 from convoy.regions.casts import is_cast
 from convoy.support import Support
 from convoy.target import Target
@@ -84,7 +84,7 @@ class InductorEngine(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Subgraphs without convolutions, of several operators or one that gains by compiling, if there is a compiler."""
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"compiles subgraphs, got {type(problem).__name__}")
+            return Support.no(f"compiles subgraphs, got {kind_in_words(problem)}")
         support = torch_support(problem)
         if not support:
             return support

@@ -20,7 +20,7 @@ from convoy.engines.subgraph import SubgraphResults, parse_subgraph, torch_forma
 from convoy.engines.torch_flags import convolutions
 from convoy.errors import CompileError
 from convoy.graph.ir import Graph
-from convoy.problem import VOLUME_LAYOUTS, Problem, SubgraphProblem
+from convoy.problem import VOLUME_LAYOUTS, Problem, SubgraphProblem, kind_in_words
 from convoy.regions.whole import LEAST_LAYERS, PATTERN, layers_of, why_not_plain
 from convoy.settings import Effort, Settings
 from convoy.support import Support
@@ -137,7 +137,7 @@ class InductorWhole(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Subgraphs of several layers with constant weights, in nhwc."""
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"compiles nets, got {type(problem).__name__}")
+            return Support.no(f"compiles nets, got {kind_in_words(problem)}")
         support = torch_support(problem)
         if not support:
             return support

@@ -23,7 +23,7 @@ from convoy.engines.product_precision import products
 from convoy.engines.subgraph import torch_format
 from convoy.engines.support_checks import torch_convolution, torch_sizes
 from convoy.engines.torch_flags import convolutions
-from convoy.problem import ConvolutionProblem, ConvProblem, LayerProblem, LinearProblem, Problem
+from convoy.problem import ConvolutionProblem, ConvProblem, LayerProblem, LinearProblem, Problem, kind_in_words
 from convoy.support import Support
 from convoy.target import Target
 
@@ -171,7 +171,7 @@ class Onednn(Engine):
         if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
             return Support.no("needs a PyTorch with oneDNN built in and torch.backends.mkldnn.enabled")
         if not isinstance(problem, LayerProblem):
-            return Support.no(f"computes convolutions and linear layers, got {type(problem).__name__}")
+            return Support.no(f"computes convolutions and linear layers, got {kind_in_words(problem)}")
         if problem.n == 0:
             return Support.no("needs a batch of at least 1, got 0")
         if isinstance(problem, ConvolutionProblem):

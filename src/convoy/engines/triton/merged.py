@@ -29,7 +29,7 @@ from convoy.engines.triton.triton_tiles import ConvView, TritonTile, estimate_us
 from convoy.errors import InputError, LaunchError
 from convoy.graph.ir import Graph, Node
 from convoy.graph.layers import conv_problem
-from convoy.problem import ConvProblem, Knobs, Problem, SubgraphProblem
+from convoy.problem import ConvProblem, Knobs, Problem, SubgraphProblem, kind_in_words
 from convoy.regions.activation import activation_of
 from convoy.regions.merge import LAYOUT, MAX_MERGED
 from convoy.support import Support
@@ -189,7 +189,7 @@ class MergedEngine(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Subgraphs of such convolutions, in NHWC and half precision, on Hopper."""
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"merges the convolutions of a subgraph, got {type(problem).__name__}")
+            return Support.no(f"merges the convolutions of a subgraph, got {kind_in_words(problem)}")
         if not (found := device_support(target, 90)):
             return found
         if problem.layout != LAYOUT:

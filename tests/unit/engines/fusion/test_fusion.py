@@ -213,7 +213,7 @@ def text_of(*lines, shape="fp16[1,8,4,4]"):
 @pytest.mark.parametrize(
     ("problem", "says"),
     [
-        (LinearProblem(1, 8, 8), "computes subgraphs, got LinearProblem"),
+        (LinearProblem(1, 8, 8), "computes subgraphs, got a linear layer"),
         (text_of("%y: fp16[1,8,4,4] = aten.relu.default(%x)", "return %y"), "no faster than ATen for a single aten.relu"),
         (text_of("%y: fp16[1,4,4,8] = aten.permute.default(%x, (0, 2, 3, 1))", "return %y"), "no faster than ATen"),
         (pools((1, 8, 9, 9), count=5), "needs more than 4 kernels"),

@@ -103,7 +103,7 @@ def test_it_compiles_for_a_gpu_that_is_not_there(name):
 def test_refusals_say_why():
     image = COPIES["an image to nhwc"]
     assert ENGINE.supports(image, H100)
-    assert "got LinearProblem" in ENGINE.supports(LinearProblem(1, 2, 3), H100).reason
+    assert "got a linear layer" in ENGINE.supports(LinearProblem(1, 2, 3), H100).reason
     assert "capability 8.0" in ENGINE.supports(image, replace(H100, arch="sm_75")).reason
     assert "got nchw to nchw" in ENGINE.supports(LayoutProblem(image.spec, "nchw", "nchw"), H100).reason
     empty = LayoutProblem(TensorSpec((0, 3, 4, 4), "fp16"), "nchw", "nhwc")

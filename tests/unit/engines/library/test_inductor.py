@@ -128,7 +128,7 @@ CONVOLVED = (
 @pytest.mark.parametrize(
     ("problem", "target", "reason"),
     [
-        (ConvProblem(1, 4, 6, 6, 4, 3, 3), cpu(("cxx", "13")), "compiles subgraphs, got ConvProblem"),
+        (ConvProblem(1, 4, 6, 6, 4, 3, 3), cpu(("cxx", "13")), "compiles subgraphs, got a convolution"),
         (SubgraphProblem(MAX_POOL, "blocked"), cpu(("cxx", "13")), "nchw and nhwc tensors, got blocked"),
         (lone("aten.no_such_pool.default(%x)"), cpu(("cxx", "13")), "no_such_pool"),
         (SubgraphProblem(MAX_POOL), cpu(), r"needs a C\+\+ compiler: g\+\+ or clang\+\+ on the PATH"),

@@ -20,7 +20,7 @@ from convoy.engines.hopper.hopper_support_checks import hopper_alone
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
 from convoy.engines.hopper.nvrtc_source import DIVIDING, kernel_source, nvrtc_options, wgmma_function
 from convoy.errors import InputError, LaunchError
-from convoy.problem import Knobs, Problem, SubgraphProblem
+from convoy.problem import Knobs, Problem, SubgraphProblem, kind_in_words
 from convoy.regions.block import LAYOUT
 from convoy.support import Support
 from convoy.target import Target
@@ -103,7 +103,7 @@ class BottleneckEngine(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Subgraphs that are such a bottleneck, in NHWC and half precision, on Hopper, with channels in multiples of 64."""
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"computes the convolutions of a subgraph, got {type(problem).__name__}")
+            return Support.no(f"computes the convolutions of a subgraph, got {kind_in_words(problem)}")
         if problem.layout != LAYOUT:
             return Support.no(f"needs layout {LAYOUT}, got {problem.layout}")
         if not (found := hopper_alone(target)):

@@ -11,7 +11,7 @@ from convoy.engines.gpu.device_tensors import checked
 from convoy.engines.subgraph import pooling_of, torch_support
 from convoy.engines.triton.pooling.pool_pass import ReduceWindows, window_support
 from convoy.engines.triton.triton_build import TORCH_DTYPE, device_support
-from convoy.problem import Epilogue, Knobs, Pool, Problem, SubgraphProblem, TensorSpec
+from convoy.problem import Epilogue, Knobs, Pool, Problem, SubgraphProblem, TensorSpec, kind_in_words
 from convoy.support import Support
 from convoy.target import Target
 
@@ -44,7 +44,7 @@ class PoolingEngine(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Subgraphs of one pooling, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"computes poolings, got {type(problem).__name__}")
+            return Support.no(f"computes poolings, got {kind_in_words(problem)}")
         if not (found := device_support(target, 80)):
             return found
         if problem.layout != "nhwc":

@@ -212,7 +212,7 @@ def why_modes_forbid(autocast: Autocast | None = None) -> str | None:
     """
     now = autocast_state()
     if autocast is not None and now != autocast:
-        return f"autocast is {_shown(now)} and was {_shown(autocast)} when the program was made"
+        return f"autocast is {_shown(now)} and was {_shown(autocast)} when the program was made (give both the same)"
     if torch._C._are_functorch_transforms_active():
         return "the call is inside a transform of torch.func"
     if torch._C._len_torch_dispatch_stack():

@@ -231,7 +231,10 @@ class OptimizedModule(StockInterface):
         if self.training:
             return "the module is in training mode: the stock module runs; call .eval()"
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return "an input requires a gradient: the stock module runs"
+            return (
+                "an input requires a gradient, and programs compute none: the stock module runs; call .detach() on the input, "
+                'or use torch.compile(model, backend="convoy")'
+            )
         reason = calls.why_modes_forbid(cached.program.autocast)
         return None if reason is None else f"{reason}: the stock module runs"
 

@@ -215,9 +215,12 @@ class TrainingStep:
         if self.program.capture is None:
             return "the step was not captured"
         if batch.signature != self.program.signature:
-            return "no plan for this batch's shapes, dtypes or other values: the stock step runs"
+            return (
+                "no plan for this batch's shapes, dtypes or other values: the stock step runs; give all batches one shape "
+                "(`drop_last=True`), and pass numbers that change as tensors"
+            )
         if any(tensor.requires_grad for tensor in batch.tensors):
-            return "a tensor of the batch requires a gradient: the stock step runs"
+            return "a tensor of the batch requires a gradient: the stock step runs; call .detach() on it"
         if effective_amp(self.options.amp, self.guard.device) != self.program.amp:
             return "autocast is not as it was when the step was made: the stock step runs; pass `amp` to training_step"
         reason = calls.why_not_plain(batch.tensors) or calls.why_modes_forbid()

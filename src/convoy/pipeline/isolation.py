@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from convoy.capture.copies import copied_arguments, separate_copy
 from convoy.engines.torch_flags import precision_owners
 from convoy.tuning_lock import one_at_a_time
 from convoy.typed_torch import named_modules
+
+_TORCHS_OWN: Final = r"torch\."
+"""Names of modules inside PyTorch, for Python's filters of warnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +113,17 @@ def repr_of(value: list[Any] | dict[Any, Any] | set[Any]) -> tuple[object, ...]:
 def preserve_global_state() -> Generator[None]:
     """Run one thread at a time, and restore random states, environment variables and flags afterwards.
 
+    PyTorch's warnings about what its own modules call, such as Inductor's use of a deprecated function, are not shown: the user
+    cannot change that. Warnings at lines of the user's code are.
+
     Held for the whole of a public call that tunes: of two that time programs at once, neither would learn the truth.
     """
     with one_at_a_time(), ExitStack() as stack:
         stack.callback(_random_states())
         stack.callback(_environment())
-        stack.callback(_flags())
+        stack.callback(_flags())  # with the filters of warnings
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", category=category, module=_TORCHS_OWN)
         yield
 
 

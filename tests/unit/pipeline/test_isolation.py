@@ -232,3 +232,24 @@ def test_one_thread_at_a_time() -> None:
         thread.join()
     assert set(most) == {1}
     assert len(most) == 160
+
+
+def test_deprecations_inside_pytorch_are_not_shown_and_others_are() -> None:
+    """Inductor calls deprecated functions of PyTorch's; FutureWarnings are shown by default, and a user cannot act on these."""
+    before = list(warnings.filters)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with preserve_global_state():
+            for module in ("torch._inductor.lowering", "torch.jit._script", "net", "torchvision.ops"):
+                for category in (FutureWarning, DeprecationWarning, UserWarning):
+                    warnings.warn_explicit(module, category, f"{module}.py", 1, module=module)
+        warnings.warn_explicit("later", FutureWarning, "lowering.py", 2, module="torch._inductor.lowering")
+    shown = [(str(one.message), one.category) for one in told]
+    torchs = [("torch._inductor.lowering", UserWarning), ("torch.jit._script", UserWarning)]
+    others = [
+        (module, category)
+        for module in ("net", "torchvision.ops")
+        for category in (FutureWarning, DeprecationWarning, UserWarning)
+    ]
+    assert shown == [*torchs, *others, ("later", FutureWarning)]
+    assert list(warnings.filters) == before

@@ -127,7 +127,7 @@ class CaseRun:
         try:
             child, row = self._prepare(entry, folder)
         except ChildFailedError as error:
-            if error.status != "out_of_memory" or not self.waiting.alive:
+            if error.status != "out_of_memory" or self.beside or not self.waiting.alive:
                 self._fail(entry, error)
                 return
             self.waiting.release(self.case)  # the others that wait for their turn may be to blame
@@ -139,10 +139,9 @@ class CaseRun:
         if export_s:
             row = dataclasses.replace(row, figures=(*row.figures, Figure.once("export_s", "s", export_s)))
         known = self.tools.progress.finished_row(self.case, entry.id)
+        # Else its compile time stands: this time a database or a cache may have helped.
         if known is None or known.setting != row.setting:
-            self.tools.progress.keep(
-                row
-            )  # else its compile time stands: this time a database or a cache may have helped
+            self.tools.progress.keep(row)
         self.waiting.add(entry.id, child)
         if self.waiting.exceeds_memory_share(self.tools.device):
             self.lacked_memory = self.beside

@@ -22,11 +22,13 @@ from convoy.capture.passes.remove_restrides import remove_restrides
 from convoy.capture.passes.split_backward import split_backward
 from convoy.capture.passes.three_dimensional import three_dimensional
 from convoy.capture.passes.transposed_convolutions import transposed_convolutions
+from convoy.capture.passes.unset_values import unset_values
 from convoy.capture.structure import ConstantLeaf, Leaf, Structure
 from convoy.errors import CaptureError
 
 PASSES = (
     remove_identities,
+    unset_values,
     regular_pools,
     one_dimensional,
     three_dimensional,

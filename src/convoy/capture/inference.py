@@ -24,6 +24,7 @@ from convoy.capture.passes.recognise_layers import recognise_layers
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.three_dimensional import three_dimensional
 from convoy.capture.passes.transposed_convolutions import transposed_convolutions
+from convoy.capture.passes.unset_values import unset_values
 from convoy.capture.recording.recorded_program import RecordedProgram
 from convoy.capture.recording.recorded_run import recorded
 from convoy.errors import CaptureError
@@ -31,6 +32,7 @@ from convoy.narrowing import is_tuple
 
 PASSES = (
     remove_identities,
+    unset_values,
     fold_constants,
     permuted_layers,
     instance_norm,

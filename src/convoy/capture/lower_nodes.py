@@ -16,6 +16,7 @@ from convoy.capture.structure import ConstantLeaf
 from convoy.engines.torch_operators import resolve
 from convoy.errors import CaptureError, InputError
 from convoy.graph.ir import Arg, Node, Ref, Symbol
+from convoy.graph.randomness import MEMORY_ORDER, RANDOM, memory_order
 from convoy.narrowing import is_sequence
 
 _MEMORY_FORMATS = {
@@ -97,9 +98,8 @@ class NodeLowering:
             for k, v in cast("dict[str, Any]", node.kwargs).items()
             if v is not None and k not in _NEEDLESS_KEYWORDS
         )
-        self.draft.nodes.append(
-            Node(name, target, tuple(map(self._arg, cast("tuple[Any, ...]", node.args))), kwargs, outputs)
-        )
+        made = Node(name, target, tuple(map(self._arg, cast("tuple[Any, ...]", node.args))), kwargs, outputs)
+        self.draft.nodes.append(_with_memory_order(made, node))
 
     def _results(self, node: fx.Node, name: str) -> tuple[str, ...]:
         """Define what a call makes. An output that is no tensor has the empty name: nothing may read it."""
@@ -156,3 +156,13 @@ class NodeLowering:
         if not found:
             raise CaptureError(f"the model reads {node.name}, which is no tensor")
         return Ref(found)
+
+
+def _with_memory_order(made: Node, node: fx.Node) -> Node:
+    """A node that draws random numbers, with the order in which PyTorch draws them where that must be said."""
+    first = node.args[0] if node.args and made.op.split(".")[1] in RANDOM else None
+    value = first.meta["val"] if isinstance(first, fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        return made
+    order = memory_order(value.shape, value.stride())
+    return made if order is None else replace(made, kwargs=(*made.kwargs, (MEMORY_ORDER, order)))

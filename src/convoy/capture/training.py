@@ -25,6 +25,7 @@ from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.split_backward import split_backward
 from convoy.capture.passes.three_dimensional import three_dimensional
 from convoy.capture.passes.transposed_convolutions import transposed_convolutions
+from convoy.capture.passes.unset_values import unset_values
 from convoy.capture.structure import Leaf, Structure
 from convoy.capture.user_hooks import user_hook
 from convoy.errors import CaptureError
@@ -33,6 +34,7 @@ from convoy.graph.randomness import draws_random
 
 PASSES: Final = (
     remove_identities,
+    unset_values,
     regular_pools,
     fold_constants,
     one_dimensional,

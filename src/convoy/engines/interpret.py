@@ -12,11 +12,22 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from convoy.engines.interpreter_calls import Slots, binary, has_refs, mentions_device, unary, widened
+from convoy.engines.interpreter_calls import (
+    Slots,
+    binary,
+    has_refs,
+    in_memory_order,
+    is_fused_attention,
+    mentions_device,
+    unary,
+    widened,
+    with_contiguous_rows,
+)
 from convoy.engines.torch_operators import SYMBOLS, resolve, returns_many
 from convoy.errors import InputError
 from convoy.graph.ir import CONVOLUTIONS, GRADIENTS, VOLUME_GRADIENTS, Arg, Graph, Node, Ref, Symbol
 from convoy.graph.layers import gradient3d_problem, gradient_problem
+from convoy.graph.randomness import split_memory_order
 from convoy.graph.text import print_arg
 from convoy.graph.verify import verify
 
@@ -91,7 +102,8 @@ class _Compiler:
     """Turns one node into a closure over slot numbers."""
 
     def __init__(self, graph: Graph, node: Node, slots: Mapping[str, int], double: bool) -> None:
-        self.graph, self.node, self.slots, self.double = graph, node, slots, double
+        self.graph, self.slots, self.double = graph, slots, double
+        self.node, self.order = split_memory_order(graph, node)
 
     def step(self) -> _Step:
         """The closure: reads its arguments from the slots and writes its results there."""
@@ -103,6 +115,10 @@ class _Compiler:
         if _is_channel_affine(self.graph, node):
             return self._multiply_add()
         function = linear if node.op == "linear" else resolve(node.op)
+        if self.order:
+            function = in_memory_order(function, self.order)
+        if is_fused_attention(node.op):
+            function = with_contiguous_rows(function)
         if any(mentions_device(arg) for arg in (*node.args, *(arg for _, arg in node.kwargs))):
             call = self._call_on_device(function)
         else:

@@ -41,6 +41,36 @@ def widened(call: Callable[[Slots], Any]) -> Callable[[Slots], Any]:
     return call_widened
 
 
+def in_memory_order(call: Callable[..., Any], order: Sequence[int]) -> Callable[..., Any]:
+    """The same operator with its first tensor laid out as PyTorch has it (`convoy.graph.randomness.MEMORY_ORDER`)."""
+    inverse = [order.index(dim) for dim in range(len(order))]
+
+    def laid_out(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return call(tensor.permute(*order).contiguous().permute(*inverse), *args, **kwargs)
+
+    return laid_out
+
+
+def is_fused_attention(op: str) -> bool:
+    """Whether an operator is one that PyTorch's attention runs only on tensors whose last dimension is contiguous."""
+    name = op.split(".")[1] if op.startswith("aten.") else ""
+    return name.startswith("_scaled_dot_product_") or name.endswith(("_attention_forward", "_attention_backward"))
+
+
+def with_contiguous_rows(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same operator on copies of the 4-D arguments whose last dimension is not contiguous.
+
+    The CPU's kernel reads foreign memory there; a GPU's raise an error. PyTorch looks at strides before it chooses a kernel. The
+    graph holds its choice, and its values have other strides.
+    """
+
+    def row(value: Any) -> Any:
+        strided = isinstance(value, torch.Tensor) and value.dim() == 4 and value.stride(-1) != 1
+        return value.contiguous() if strided else value
+
+    return lambda *args, **kwargs: call(*map(row, args), **{name: row(value) for name, value in kwargs.items()})
+
+
 def has_refs(arg: Arg) -> bool:
     """Whether an argument is or contains a value of the graph."""
     return isinstance(arg, Ref) or (isinstance(arg, tuple) and any(map(has_refs, arg)))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from convoy.graph.ir import Node
+from convoy.errors import InputError
+from convoy.graph.ir import Graph, Node
 
 RANDOM: Final = frozenset({
     "_cudnn_init_dropout_state", "_cudnn_rnn", "_fused_dropout", "_lstm_mps", "_nested_tensor_softmax_with_shape",
@@ -48,6 +51,50 @@ layers, the dropout probability and the training flag."""
 def is_recurrent(node: Node) -> bool:
     """Whether a node is a recurrent layer (LSTM, GRU, RNN), all its time steps in one operator."""
     return node.op.removeprefix("aten.") in RECURRENT_POSITIONS
+
+
+MEMORY_ORDER: Final = "memory_order"
+"""Keyword of a node that draws: the dimensions of its first tensor from the outermost in memory to the innermost, in PyTorch.
+
+PyTorch draws numbers in the order in which that tensor lies in memory, which is no property of a value here.
+"""
+
+
+def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """What `MEMORY_ORDER` says of a tensor that a node draws for; None where nothing need be said.
+
+    Nothing need be said of a tensor in the order of its dimensions, but for images and volumes, which engines have in other
+    memory formats; nor of one whose elements share memory.
+
+    Args:
+        shape: sizes of the tensor.
+        strides: its strides, in elements.
+    """
+    moving = [dim for dim, side in enumerate(shape) if side > 1]
+    if len({strides[dim] for dim in moving} - {0}) < len(moving):
+        return None
+    order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
+    if [dim for dim in order if dim in moving] != moving:
+        return tuple(order)
+    fits_both_formats = len(shape) < 4 or shape[1] == 1 or all(side == 1 for side in shape[2:])
+    return None if fits_both_formats else tuple(range(len(shape)))
+
+
+def split_memory_order(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...]]:
+    """A node as its operator takes it, and its `MEMORY_ORDER`; empty where it has none.
+
+    Raises:
+        InputError: an order that does not name each dimension of the node's first argument once.
+    """
+    order = next((arg for name, arg in node.kwargs if name == MEMORY_ORDER), None)
+    if order is None:
+        return node, ()
+    rank = len(graph.values[next(node.refs())].spec.shape)
+    dims = order if isinstance(order, tuple) else ()
+    found = tuple(dim for dim in dims if isinstance(dim, int))
+    if len(found) != len(dims) or sorted(found) != list(range(rank)):
+        raise InputError(MEMORY_ORDER, order, f"each of the {rank} dimensions of {node.name}'s first argument once")
+    return replace(node, kwargs=tuple(pair for pair in node.kwargs if pair[0] != MEMORY_ORDER)), found
 
 
 def draws_random(node: Node) -> bool:

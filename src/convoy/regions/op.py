@@ -6,7 +6,8 @@ after:  op(p)         the same operator, in every memory format
 
 before: %d, %m = aten.native_dropout.default(%y, 0.5, True)
 -->
-after:  draw(d)       only in the caller's memory format: PyTorch draws numbers in the order of the values in memory
+after:  draw(d)       only in the caller's memory format: PyTorch draws numbers in the order of the values in memory, which is
+                      this one unless the node says another (`convoy.graph.randomness.MEMORY_ORDER`)
 """
 
 from __future__ import annotations

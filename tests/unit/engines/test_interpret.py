@@ -262,3 +262,23 @@ def test_a_padded_average_has_its_gradient_in_nchw_on_a_gpu(monkeypatch, on_gpu,
     found = gradient(dy, x.detach(), [3, 3], [1, 1], [padding, padding], False, True, None)
     assert found.is_contiguous() == nchw
     torch.testing.assert_close(found, wanted)
+
+
+def test_attention_reads_heads_of_any_strides():
+    """The CPU's kernel takes the last dimension for contiguous: heads of images in nchw are not, and it read foreign memory."""
+    text = """graph 1
+input %x: fp32[2,96,2,3]
+%v: fp32[2,3,32,6] = aten.view.default(%x, (2, 3, 32, 6))
+%h: fp32[2,3,6,32] = aten.permute.default(%v, (0, 1, 3, 2))
+%y: fp32[2,3,6,32], %l: fp32[2,3,6] = aten._scaled_dot_product_flash_attention_for_cpu.default(%h, %h, %h)
+%q, %k, %w = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(%h, %h, %h, %h, %y, %l, 0.0, False)
+return %y, %q, %k, %w
+"""
+    text = text.replace("%q, %k, %w =", ", ".join(f"%{name}: fp32[2,3,6,32]" for name in "qkw") + " =")
+    x = torch.randn(2, 96, 2, 3, generator=torch.Generator().manual_seed(0))
+    found = compile_graph(parse_graph(text))([x])
+    heads = [x.view(2, 3, 32, 6).transpose(2, 3).double().clone().requires_grad_() for _ in range(3)]
+    wanted = F.scaled_dot_product_attention(*heads)
+    gradients = torch.autograd.grad(wanted, heads, heads[0].detach())
+    for mine, exact in zip(found, (wanted, *gradients), strict=True):
+        torch.testing.assert_close(mine.double(), exact.detach(), rtol=1e-5, atol=1e-5)

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import convoy
+from convoy.engines.interpret import compile_graph
+from convoy.errors import InputError
 from convoy.graph.ir import Node, Ref
-from convoy.graph.randomness import DROPOUT_P_POSITION, RANDOM, RECURRENT_POSITIONS, draws_random
+from convoy.graph.randomness import DROPOUT_P_POSITION, RANDOM, RECURRENT_POSITIONS, draws_random, memory_order
+from convoy.graph.text import parse_graph
 from tests.unit.pipeline.untimed import plans_kept
 
 
@@ -91,3 +94,51 @@ def test_a_recurrent_net_in_evaluation_mode_draws_nothing_and_is_compared_with_f
 )
 def test_a_node_draws(op, args, kwargs, random):
     assert draws_random(Node("y", op, (Ref("x"), *args), kwargs, ("y",))) is random
+
+
+@pytest.mark.parametrize(
+    ("tensor", "order"),
+    [
+        (torch.empty(4, 5), None),
+        (torch.empty(4, 5).t(), (1, 0)),
+        (torch.empty(4, 1).t(), None),
+        (torch.empty(2, 3, 4).transpose(1, 2), (0, 2, 1)),
+        (torch.empty(2, 3, 4, 5), (0, 1, 2, 3)),
+        (torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last), (0, 2, 3, 1)),
+        (torch.empty(1, 3, 4, 1).to(memory_format=torch.channels_last), (0, 2, 3, 1)),
+        (torch.empty(2, 3, 1, 1), None),
+        (torch.empty(2, 1, 4, 5).to(memory_format=torch.channels_last), None),
+        (torch.empty(2, 8, 4, 5)[:, ::2], (0, 1, 2, 3)),
+        (torch.empty(2, 1, 1).expand(2, 3, 4), None),
+        (torch.empty(()), None),
+    ],
+)
+def test_the_order_of_a_tensor_in_memory(tensor: torch.Tensor, order: tuple[int, ...] | None):
+    assert memory_order(tensor.shape, tensor.stride()) == order
+
+
+def drawing(order: str) -> str:
+    """Dropout of a matrix in an order."""
+    return f"""graph 1
+input %x: fp32[6,8]
+%d: fp32[6,8], _ = aten.native_dropout.default(%x, 0.5, True, memory_order={order})
+return %d
+"""
+
+
+def test_numbers_are_drawn_in_the_order_that_a_node_says():
+    run, x = compile_graph(parse_graph(drawing("(1, 0)"))), torch.rand(6, 8) + 1
+    torch.manual_seed(3)
+    (found,) = run([x])
+    torch.manual_seed(3)
+    wanted, _ = torch.native_dropout(x.t().contiguous().t(), 0.5, True)
+    torch.manual_seed(3)
+    other, _ = torch.native_dropout(x, 0.5, True)
+    assert torch.equal(found, wanted)
+    assert not torch.equal(found, other)
+
+
+@pytest.mark.parametrize("order", ["(0, 0)", "(1,)", "(0, 1, 2)", "1", "(1, 0.0)"])
+def test_an_order_that_is_none_is_refused(order: str):
+    with pytest.raises(InputError, match="memory_order"):
+        compile_graph(parse_graph(drawing(order)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -27,6 +28,16 @@ def kept() -> Iterator[None]:
         yield
 
 
+class Levels:
+    """As torchvision's LevelMapper: an object with numbers, which is called."""
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def __call__(self, value: int) -> int:
+        return max(value, self.least)
+
+
 class Caching(nn.Module):
     """Makes a grid, scales and an object in its first call, as torchvision's MultiScaleRoIAlign does, and a list in each."""
 
@@ -42,7 +53,7 @@ class Caching(nn.Module):
         if self.grid is None:
             self.grid = torch.linspace(0, 1, x.shape[-1])
             self.scales = [0.25 * x.shape[-1]]
-            self.cache["levels"] = SimpleNamespace(least=2)
+            self.cache["levels"] = Levels(2)
         self.pyramid = [self.conv(x) * self.grid]
         self.pyramid.append(self.pyramid[0] * self.scales[0])
         return self.pyramid[0] + self.pyramid[1]
@@ -168,6 +179,9 @@ def test_results_that_depend_on_the_images_before_are_pytorchs(
         ((1, 2), [1, 2], False),
         (SimpleNamespace(k=1), SimpleNamespace(k=1), True),
         (SimpleNamespace(k=1), SimpleNamespace(k=2), False),
+        (Levels(1), Levels(1), True),
+        (Levels(1), Levels(2), False),
+        (functools.partial(max, 1), functools.partial(max, 1), False),
         (nn.ReLU(), nn.ReLU(), False),
         (None, 0, False),
     ],

@@ -72,12 +72,18 @@ def same_value(one: object, other: object, depth: int = 0) -> bool:
         return False
     if isinstance(one, _CONTAINERS):
         return _same_items(one, other, depth)
-    if hasattr(one, "__dict__") and not callable(one):
+    if _is_plain_object(one):
         return _same_items(vars(one), vars(other), depth)
     try:
         return bool(one == other)
     except Exception:  # everything: any class's own __eq__ or __bool__ may raise, as an array's does
         return False
+
+
+def _is_plain_object(value: object) -> bool:
+    """Whether an object's attributes are all that it holds: not of functions, nor of classes made in C such as `partial`."""
+    slots = any("__slots__" in vars(kind) for kind in type(value).__mro__)
+    return hasattr(value, "__dict__") and type(value).__new__ is object.__new__ and not slots
 
 
 def _same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:

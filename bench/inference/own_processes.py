@@ -11,9 +11,9 @@ drawn anew in each round; nothing else runs on the host. Metrics: `replay_ms` (t
 
 The same command goes on where the last one ended: with `--seconds` it ends in time and names what is missing. After
 `bench/inference/prepare.py` the compilers' caches and Convoy's plans are there; `--prepared` leaves `compile_s` out. Then
-`--together 4 --jobs 12` builds four cases side by side and times them one by one, when no process builds. On a host
-of several GPUs, `--beside` lets commands run side by side, each with its own nets and its own CUDA_VISIBLE_DEVICES; their rows
-say so.
+`--together 4 --jobs 12` builds four cases side by side and times them one by one, when no process builds; there is no `compile_s`
+then either. On a host of several GPUs, `--beside` lets commands run side by side, each with its own nets and its own
+CUDA_VISIBLE_DEVICES; their rows say so.
 """
 
 from __future__ import annotations
@@ -213,7 +213,9 @@ def main() -> None:
     )
     print(table(run))
     question = QUESTIONS[options.mode, options.device]
-    print(record(run, question, options.folder, prepared=options.prepared, beside=options.beside))
+    print(
+        record(run, question, options.folder, prepared=options.prepared or options.together > 1, beside=options.beside)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Why a tracer of PyTorch gave up: its own words, behind what they mean for the user's code where they do not say it."""
+"""Messages for models that PyTorch cannot trace: the cause in the user's code, then PyTorch's own message."""
 
 from __future__ import annotations
 

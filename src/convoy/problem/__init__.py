@@ -75,7 +75,7 @@ def is_subgraph_key(key: str) -> bool:
 
 
 def kind_in_words(problem: Problem) -> str:
-    """What a problem is, for messages: "a convolution", say."""
+    """A problem's kind for messages, such as "a convolution"."""
     if isinstance(problem, ConvProblem | Conv3dProblem):
         volume = "three-dimensional " if isinstance(problem, Conv3dProblem) else ""
         return f"a {volume}convolution" if problem.direction == "fprop" else f"a gradient of a {volume}convolution"

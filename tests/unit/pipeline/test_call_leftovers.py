@@ -60,7 +60,7 @@ class Caching(nn.Module):
 
 
 class Branching(nn.Module):
-    """A model of which programs compute a part; what is between the parts fills an attribute."""
+    """Programs compute a part of this model; code between the parts fills an attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def test_a_grid_of_another_size_is_a_change(settings: convoy.Settings) -> None:
 
 
 class Smoothing(nn.Module):
-    """Mixes what the call before it stored into its result. With the same image in each call that does not show."""
+    """Adds a value of the previous call to its result. Calls with one image in a row do not show it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Give values to tensors that PyTorch allocates and does not fill: what a kernel makes of them cannot be compared."""
+"""Fill tensors that PyTorch allocates and leaves unset with zeros: results computed from unset memory cannot be compared."""
 
 from __future__ import annotations
 

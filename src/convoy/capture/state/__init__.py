@@ -1,1 +1,1 @@
-"""What a model keeps between calls in its Python attributes."""
+"""Python attributes in which a model keeps values between calls."""

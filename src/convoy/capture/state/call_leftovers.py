@@ -1,4 +1,4 @@
-"""CallLeftovers: what a model's own calls leave in its attributes, so that a call of the stock module counts as no change."""
+"""CallLeftovers: attributes that the model's own calls write. A call of the stock module that writes them is no change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallLeftovers:
     overwritten: frozenset[str] = frozenset()
 
     def explain(self, path: str, modules: Mapping[str, nn.Module]) -> bool:
-        """Whether an attribute, or a container in it, holds what a call leaves there.
+        """Whether a call of the model explains the present value of an attribute, or of a container in it.
 
         Args:
             path: the attribute's qualified name, with the keys of containers behind it.

@@ -51,10 +51,9 @@ def dynamo_backend(
         InputError: an option that there is not, or a value that it does not take; Dynamo wraps it in BackendCompilerFailed.
     """
     settings = settings_of(options or {}, mode)
+    # Graph breaks may leave a graph of sizes alone: there is nothing to tune, and nothing to tell.
     if not any(isinstance(value, torch.Tensor) for value in (*example_inputs, *_held(graph_module))):
-        return (
-            graph_module.forward
-        )  # sizes between two graph breaks, say: there is nothing to tune, and nothing to tell
+        return graph_module.forward
     reason = _why_not(example_inputs)
     if reason:
         return _as_caught(graph_module, reason)

@@ -19,6 +19,7 @@ from convoy.capture.loss_module import LossModule
 from convoy.capture.state.python_state import PythonState
 from convoy.capture.step_tensors import StepTensors
 from convoy.capture.tensor_substitution import TensorSubstitution
+from convoy.capture.unrolled_recurrence import RecurrenceGuard
 from convoy.capture.user_hooks import own_user_hook
 from convoy.errors import CaptureError
 
@@ -121,7 +122,7 @@ class TracedStep(nn.Module):
         if self._apart:
             traced = {slot: cast("Any", _OwnGradient).apply(t) if t.requires_grad else t for slot, t in traced.items()}
         substitution = TensorSubstitution({key: traced[slot] for key, slot in self._slots.items()}, self._note)
-        with self._placed(traced), substitution, _no_foreign_hooks(), self._python.watched():
+        with self._placed(traced), substitution, RecurrenceGuard(), _no_foreign_hooks(), self._python.watched():
             try:
                 made = self._copy[0](*self._batch.rebuild(leaves))
             except Exception as error:  # everything: the user's forward may fail because of the stand-ins that it got

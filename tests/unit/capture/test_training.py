@@ -189,6 +189,49 @@ def test_what_cannot_be_captured_is_said(model: nn.Module, loss_fn: Any, words: 
         capture_training(model, loss_fn, (torch.randn(4, 3), torch.arange(4)))
 
 
+class Recurrent(nn.Module):
+    """Images as sequences of rows, through a recurrent layer."""
+
+    def __init__(self, layer: nn.RNNBase, *, packed: bool = False) -> None:
+        super().__init__()
+        self.conv, self.layer, self.packed = nn.Conv2d(3, 4, 3, padding=1), layer, packed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.conv(x).mean(3).transpose(1, 2)
+        if not self.layer.batch_first:
+            rows = rows.transpose(0, 1)
+        if self.packed:
+            rows = nn.utils.rnn.pack_padded_sequence(rows, torch.full((x.shape[0],), x.shape[2]), True)
+            return self.layer(rows)[0].data
+        return self.layer(rows)[0].flatten(0, 1)
+
+
+def mean_square(y: torch.Tensor) -> torch.Tensor:
+    return y.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("layer", "packed", "words"),
+    [
+        (nn.LSTM(4, 5, batch_first=True), False, "the LSTM runs 36 time steps"),
+        (nn.LSTM(4, 5, batch_first=True), True, "the LSTM runs 36 time steps"),
+        (nn.GRU(4, 5), False, "the GRU runs 36 time steps"),
+        (nn.RNN(4, 5, num_layers=2, bidirectional=True), False, "the RNN runs 144 time steps"),
+        (nn.RNN(4, 5, nonlinearity="relu"), False, "the RNN runs 36 time steps"),
+    ],
+)
+def test_a_recurrent_layer_of_many_time_steps_is_refused_at_once(layer: nn.RNNBase, packed: bool, words: str):
+    """Tracing it takes half a second for each time step, and compiling minutes."""
+    with pytest.raises(CaptureError, match=words):
+        capture_training(Recurrent(layer, packed=packed), mean_square, (torch.randn(2, 3, 36, 5),))
+
+
+def test_a_recurrent_layer_of_few_time_steps_is_captured():
+    model = Recurrent(nn.LSTM(4, 5, batch_first=True))
+    capture = capture_training(model, mean_square, (torch.randn(2, 3, 4, 5),))
+    assert {"layer.weight_ih_l0", "layer.weight_hh_l0", "conv.weight"} <= set(capture.learned)
+
+
 @pytest.mark.parametrize("loss_fn", [lambda y, t: y, lambda y, t: 1.0])
 def test_a_loss_that_is_not_one_number_is_named(loss_fn: Any):
     with pytest.raises(InputError, match=r"loss_fn: .*expected one number"):

@@ -36,6 +36,10 @@ _WORTHWHILE_ALONE: Final = ("pool", "upsample", "norm", "softmax")
 """Parts of the names of operators that Inductor may do better than ATen by themselves. Any other single operator is one pass
 over memory in ATen too, and not worth a compiler's second: relu and cat came out equal (docs/kernels/cpu.md)."""
 
+MOST_NODES: Final = 500
+"""Nodes of the largest subgraph. Inductor's time grows with their square: 50 s for the 1,500 of an LSTM with 40 time steps, on two
+cores. The nodes between two layers of a net are fewer than 100."""
+
 COMMON_OPTIONS: Final = {
     "freezing": False,
     "max_autotune": False,
@@ -126,6 +130,8 @@ def _worthwhile(graph: Graph, target: Target) -> Support:
     layers = [node.op for node in graph.nodes if node.op in LAYERS]
     if layers:
         return Support.no(f"compiles subgraphs without convolutions and linear layers, got {layers[0]}")
+    if len(graph.nodes) > MOST_NODES:
+        return Support.no(f"takes minutes for more than {MOST_NODES} nodes, got {len(graph.nodes)}")
     if all(map(is_cast, graph.nodes)):
         return Support.no("is no faster than one multi-tensor copy for a subgraph of casts")
     first = next((node.op for node in graph.nodes), "nothing")

@@ -118,6 +118,12 @@ def cpu(*versions: tuple[str, str]) -> Target:
     return Target("cpu", "CPU", "avx2", 1, 1 << 30, 1 << 20, versions)
 
 
+def chain(nodes: int) -> SubgraphProblem:
+    """That many additions, one behind the other."""
+    lines = [f"%v{index + 1}: fp32[2,3,4,4] = aten.add.Tensor(%v{index}, 1.0)\n" for index in range(nodes)]
+    return SubgraphProblem(f"graph 1\ninput %v0: fp32[2,3,4,4]\n{''.join(lines)}return %v{nodes}\n")
+
+
 CONVOLVED = (
     "graph 1\ninput %x: fp32[1,2,4,4]\nconstant %w: fp32[2,2,1,1]\n"
     "%c: fp32[1,2,4,4] = conv2d(%x, %w, None, (1, 1), (0, 0), (1, 1), 1)\n"
@@ -136,6 +142,7 @@ CONVOLVED = (
         (SubgraphProblem(MAX_POOL), gpu("sm_61"), r"compute capability 7\.0 or more, got 6\.1"),
         (SubgraphProblem(CONVOLVED), cpu(("cxx", "13")), "without convolutions and linear layers, got conv2d"),
         (SubgraphProblem(GLUE.replace("[2,", "[0,")), cpu(("cxx", "13")), "needs tensors with elements"),
+        (chain(501), cpu(("cxx", "13")), "takes minutes for more than 500 nodes, got 501"),
         (lone("aten.relu.default(%x)"), cpu(("cxx", "13")), "is no faster than ATen for a single aten.relu.default"),
     ],
 )

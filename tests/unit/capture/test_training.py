@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from convoy.capture import TrainingCapture, capture_training, to_double
+from convoy.capture.unrolled_recurrence import RecurrenceGuard
 from convoy.engines.interpret import compile_graph
 from convoy.errors import CaptureError, InputError
 from convoy.zoo import load_model
@@ -192,17 +193,14 @@ def test_what_cannot_be_captured_is_said(model: nn.Module, loss_fn: Any, words: 
 class Recurrent(nn.Module):
     """Images as sequences of rows, through a recurrent layer."""
 
-    def __init__(self, layer: nn.RNNBase, *, packed: bool = False) -> None:
+    def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
-        self.conv, self.layer, self.packed = nn.Conv2d(3, 4, 3, padding=1), layer, packed
+        self.conv, self.layer = nn.Conv2d(3, 4, 3, padding=1), layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = self.conv(x).mean(3).transpose(1, 2)
         if not self.layer.batch_first:
             rows = rows.transpose(0, 1)
-        if self.packed:
-            rows = nn.utils.rnn.pack_padded_sequence(rows, torch.full((x.shape[0],), x.shape[2]), True)
-            return self.layer(rows)[0].data
         return self.layer(rows)[0].flatten(0, 1)
 
 
@@ -211,19 +209,25 @@ def mean_square(y: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("layer", "packed", "words"),
+    ("layer", "words"),
     [
-        (nn.LSTM(4, 5, batch_first=True), False, "the LSTM runs 36 time steps"),
-        (nn.LSTM(4, 5, batch_first=True), True, "the LSTM runs 36 time steps"),
-        (nn.GRU(4, 5), False, "the GRU runs 36 time steps"),
-        (nn.RNN(4, 5, num_layers=2, bidirectional=True), False, "the RNN runs 144 time steps"),
-        (nn.RNN(4, 5, nonlinearity="relu"), False, "the RNN runs 36 time steps"),
+        (nn.LSTM(4, 5, batch_first=True), "the LSTM runs 36 time steps"),
+        (nn.GRU(4, 5), "the GRU runs 36 time steps"),
+        (nn.RNN(4, 5, num_layers=2, bidirectional=True), "the RNN runs 144 time steps"),
+        (nn.RNN(4, 5, nonlinearity="relu"), "the RNN runs 36 time steps"),
     ],
 )
-def test_a_recurrent_layer_of_many_time_steps_is_refused_at_once(layer: nn.RNNBase, packed: bool, words: str):
+def test_a_recurrent_layer_of_many_time_steps_is_refused_at_once(layer: nn.RNNBase, words: str):
     """Tracing it takes half a second for each time step, and compiling minutes."""
     with pytest.raises(CaptureError, match=words):
-        capture_training(Recurrent(layer, packed=packed), mean_square, (torch.randn(2, 3, 36, 5),))
+        capture_training(Recurrent(layer), mean_square, (torch.randn(2, 3, 36, 5),))
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(4, 5), nn.GRU(4, 5, num_layers=2)])
+def test_time_steps_of_packed_sequences_are_counted(layer: nn.RNNBase):
+    packed = nn.utils.rnn.pack_sequence([torch.randn(33, 4), torch.randn(7, 4)])
+    with RecurrenceGuard(), pytest.raises(CaptureError, match=f"runs {33 * layer.num_layers} time steps"):
+        layer(packed)
 
 
 def test_a_recurrent_layer_of_few_time_steps_is_captured():

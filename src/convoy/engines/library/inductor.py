@@ -37,8 +37,8 @@ _WORTHWHILE_ALONE: Final = ("pool", "upsample", "norm", "softmax")
 over memory in ATen too, and not worth a compiler's second: relu and cat came out equal (docs/kernels/cpu.md)."""
 
 MOST_NODES: Final = 500
-"""Nodes of the largest subgraph. Inductor's time grows with their square: 50 s for the 1,500 of an LSTM with 40 time steps, on two
-cores. The nodes between two layers of a net are fewer than 100."""
+"""Nodes of the largest subgraph. Inductor's time grows with their square: 50 s for the 1,500 of an LSTM with 40 time steps, on
+two cores. The nodes between two layers of a net are fewer than 100."""
 
 COMMON_OPTIONS: Final = {
     "freezing": False,

@@ -12,8 +12,8 @@ def collection_paused() -> Generator[None]:
     """Pause the collector for the block, if it runs.
 
     A stage that makes a hundred thousand small objects sets off full collections, and each of these visits every object of
-    PyTorch: together they take a fifth of a first answer. Such objects are freed by their reference counts. Blocks that hold
-    tensors, which may be part of cycles, must not be paused.
+    PyTorch: together they take a fifth of a first answer. Such objects are freed by their reference counts. Long blocks that
+    hold tensors, which may be part of cycles, must not be paused.
     """
     if not gc.isenabled():
         yield

@@ -20,6 +20,8 @@ from typing import Any, Final
 
 import torch
 
+from convoy.collection_pause import collection_paused
+
 _UNFINISHED: Final[list[torch.cuda.CUDAGraph]] = []
 """Graphs whose capture could not be ended. They must stay alive: nothing removes the check in the pinned-memory allocator."""
 
@@ -49,6 +51,9 @@ def recover_failed_capture(
 ) -> Generator[None]:
     """Capture the launches inside. If that fails, PyTorch's current stream and random state are as they were before.
 
+    Python's collector is paused meanwhile: it may find an older `CUDAGraph` in a reference cycle, and destroying that
+    invalidates the capture.
+
     Args:
         way: begins and ends the capture.
         graph: the graph.
@@ -62,7 +67,7 @@ def recover_failed_capture(
     caller = torch.cuda.current_stream(device)
     cause: BaseException | None = None
     try:
-        with way:
+        with collection_paused(), way:
             try:
                 yield
             except BaseException as error:  # everything, an interrupt too: it is the cause to raise

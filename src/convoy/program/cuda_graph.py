@@ -10,6 +10,7 @@ import torch
 
 from convoy.program.bound_plan import BoundPlan
 from convoy.program.eager import EagerProgram, empty
+from convoy.program.last_work import LastWork, StreamIds
 from convoy.program.multi_stream import MultiStreamProgram
 from convoy.program.recording import CAPTURE_FAILURES, distinct_stream, first_line, recording
 from convoy.program.shared_memory import SharedMemory, present_memory
@@ -72,12 +73,15 @@ class CudaGraphProgram:
             self.refused = first_line(error)
             self.eager.recordable = False
         self._keeps = self.eager.workspace()  # it would be freed with the thread that captured the graph
-        self._done = torch.cuda.Event() if shared is None else shared.done_event()
+        self._last_work = LastWork() if shared is None else shared.last_work()
         index = cast("int | None", device.index)
         self._index = torch.cuda.current_device() if index is None else index
-        self._stream_ids: tuple[int, ...] | None = None
+        self._stream_ids: StreamIds = ()
         self._stream = torch.cuda.current_stream(device)
-        self._done.record(self._stream)
+        with self._lock:  # programs with the same memory may be running
+            stream = self._current_stream()
+            self._last_work.precede(stream, self._stream_ids)
+            self._last_work.record(stream, self._stream_ids)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on inputs of the plan's specs, on the caller's current stream; returns the graph's outputs in order."""
@@ -90,26 +94,26 @@ class CudaGraphProgram:
     def replay(self) -> None:
         """Launch the graph, or the kernels one by one, on the present static inputs, without copies: for timing."""
         with self._lock, torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(self._done)
+            stream = self._current_stream()
+            self._last_work.precede(stream, self._stream_ids)
             if self.refused:
                 self._launched(self.inputs)
             else:
                 self._graph.replay()
-            self._done.record(stream)
+            self._last_work.record(stream, self._stream_ids)
 
     def _run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         stream = self._current_stream()
-        stream.wait_event(self._done)
+        self._last_work.precede(stream, self._stream_ids)
         made = self._launched(inputs) if self.refused else self._replayed(inputs)
         # Without a CUDA graph, outputs may be inputs, or memory of a side stream, so they are copied too.
         outputs = list(made) if self.static_outputs else [tensor.clone() for tensor in made]
-        self._done.record(stream)
+        self._last_work.record(stream, self._stream_ids)
         return outputs
 
     def _current_stream(self) -> torch.cuda.Stream:
         """PyTorch's current stream. The object is made once for each stream in a row; the lock is held."""
-        found: tuple[int, ...] = cast("Any", torch._C)._cuda_getCurrentStream(self._index)
+        found: StreamIds = cast("Any", torch._C)._cuda_getCurrentStream(self._index)
         if found != self._stream_ids:
             self._stream, self._stream_ids = torch.cuda.current_stream(self._index), found
         return self._stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -164,7 +164,8 @@ class OptimizedModule(StockInterface):
         known = None if kwargs or self.training else cache.known.find(args)
         if known is None or not known.may_run(args):
             return self._run_unknown(args, kwargs)
-        made, reason = run_checked(known.program, args, kwargs, known.strides, self.model, cache.why_stale)
+        model = cast("nn.Module", self._modules["model"])  # a tenth of the time of `self.model`
+        made, reason = run_checked(known.program, args, kwargs, known.strides, model, cache.why_stale)
         return made if reason is None else self._run_stock(args, kwargs, reason, kind="stale")
 
     # --- copies -------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from convoy.program.last_work import LastWork
 from convoy.program.weight_pool import WeightPool
 
 _PRESENT: ContextVar[SharedMemory | None] = ContextVar("convoy_shared_memory", default=None)
@@ -35,7 +36,7 @@ class SharedMemory:
         self._inputs: dict[int, torch.Tensor] = {}
         self._workspace: torch.Tensor | None = None
         self._pool: Any = None
-        self._done: torch.cuda.Event | None = None
+        self._last_work: LastWork | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedMemory:
         """Itself, as the programs are."""
@@ -77,11 +78,11 @@ class SharedMemory:
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
 
-    def done_event(self) -> torch.cuda.Event:
-        """Recorded behind each program's work on a GPU; the next program's work waits for it."""
-        if self._done is None:
-            self._done = torch.cuda.Event()
-        return self._done
+    def last_work(self) -> LastWork:
+        """The end of the last program's work on a GPU; the next program's work waits for it."""
+        if self._last_work is None:
+            self._last_work = LastWork()
+        return self._last_work
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from convoy.plan import Plan, Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program import CudaGraphProgram, Program, build_program, recording, runnable_program, step_timeline
 from convoy.program.bound_plan import BoundPlan, BoundStep
+from convoy.program.last_work import LastWork
 from convoy.program.runnable_program import eager_of
 from convoy.program.shared_memory import SharedMemory, sharing
 from convoy.training import training_job
@@ -85,7 +87,7 @@ def test_a_call_runs_on_its_own_device_and_on_the_present_stream(cuda: FakeCuda,
     device = torch.cuda.device
     monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or device(index))
     used: list[object] = []
-    monkeypatch.setattr(type(program._done), "record", lambda self, stream: used.append(stream))
+    monkeypatch.setattr(type(program._last_work._event), "record", lambda self, stream: used.append(stream))
     program([X])
     assert not entered
     first, cuda.current = cuda.current, FakeStream()
@@ -95,6 +97,59 @@ def test_a_call_runs_on_its_own_device_and_on_the_present_stream(cuda: FakeCuda,
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     program([X])
     assert entered == [0]
+
+
+@pytest.mark.parametrize(
+    ("identifier", "waits"),
+    [(0, False), (33, False), (0x7F00, True)],
+    ids=["default", "torch's own", "another library's"],
+)
+def test_a_stream_waits_only_for_work_of_others(cuda: FakeCuda, identifier: int, waits: bool):
+    waited: list[str] = []
+
+    class Stream(FakeStream):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_event(self, event: object) -> None:
+            waited.append(self.name)
+
+    work, mine, other = LastWork(), Stream("mine"), Stream("other")
+    work.precede(mine, (identifier, 0, 1))  # type: ignore[arg-type]
+    work.record(mine, (identifier, 0, 1))  # type: ignore[arg-type]
+    waited.clear()
+    work.precede(mine, (identifier, 0, 1))  # type: ignore[arg-type]
+    assert waited == ["mine"] * waits
+    waited.clear()
+    work.precede(other, (65, 0, 1))  # type: ignore[arg-type]
+    work.record(other, (65, 0, 1))  # type: ignore[arg-type]
+    work.precede(mine, (identifier, 0, 1))  # type: ignore[arg-type]
+    assert waited == ["other", "mine"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_during_a_capture(cuda: FakeCuda, fails: bool):
+    """The collector may find an older graph, and destroying that invalidates the capture."""
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            destroyed_while.append(cuda.recording)
+
+    class Collects(Adds):
+        def launch(self, buffers: Buffers, workspace: object) -> None:
+            for _ in range(3000):
+                Garbage()
+            super().launch(buffers, workspace)
+
+    destroyed_while: list[bool] = []
+    graph_of(Collects(cuda, RuntimeError(REFUSED) if fails else None))
+    assert gc.isenabled()
+    gc.collect()
+    assert destroyed_while
+    assert not any(destroyed_while)
 
 
 def test_what_can_be_captured_is_replayed(cuda: FakeCuda):
@@ -345,7 +400,7 @@ def test_programs_of_one_memory_run_one_at_a_time_in_one_pool_and_one_set_of_inp
         one, other = graph_of(Adds(cuda)), graph_of(Adds(cuda), Adds(cuda))
     alone = graph_of(Adds(cuda))
     assert one._lock is other._lock is memory.lock
-    assert one._done is other._done
+    assert one._last_work is other._last_work
     assert pools[0] == pools[1] is not None
     assert pools[2] is None
     assert one.inputs[0].data_ptr() == other.inputs[0].data_ptr() != alone.inputs[0].data_ptr()

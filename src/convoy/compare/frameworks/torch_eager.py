@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from convoy.collection_pause import collection_paused
 from convoy.compare.case import Case
 from convoy.compare.frameworks.base import BuiltModel, CaseInputs, FrameworkConfig, Outputs, UnsupportedCaseError
 from convoy.compare.frameworks.torch_model import (
@@ -132,7 +133,7 @@ def captured_call(run: Callable[[], Any]) -> Callable[[], Any]:
                 run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with collection_paused(), torch.cuda.graph(graph):
             outputs = run()
 
     def replay() -> Any:
@@ -153,7 +154,7 @@ def captured(net: FrameworkNet, step: FrameworkStep) -> tuple[Callable[[], torch
     torch.cuda.current_stream().wait_stream(stream)
     step.optimizer.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with collection_paused(), torch.cuda.graph(graph):
         loss = step()
 
     def replay() -> torch.Tensor:

@@ -40,6 +40,32 @@ def headline() -> str:
     return _fair_headline(rows, older) or _older_headline(older)
 
 
+def tuning_times() -> str:
+    """How long a first answer, a start from a stored plan and a search take, with device, nets and commit of each."""
+    answers, searches = preferred_first(rows_of("first-answer"))[0], preferred_first(rows_of("retuning"))[0]
+    first, stored = _of_metric(answers, "first_s"), _of_metric(answers, "stored_s")
+    search = _of_metric(searches, "tuning_s")
+    return (
+        f"A net's first answer (at effort `none`) takes {_span(first)} s with nothing compiled before, and a start from its "
+        f"stored plan {_span(stored)} s ({_source(first)}).\n"
+        f"A search at the default effort takes {_span(search)} s from an empty database ({_source(search)})."
+    )
+
+
+def _of_metric(rows: Sequence[Row], metric: str) -> list[Row]:
+    return [row for row in rows if row["metric"] == metric]
+
+
+def _span(rows: Sequence[Row]) -> str:
+    times = [float(row["p50"]) for row in rows]
+    return " to ".join(dict.fromkeys(f"{time:.2g}" for time in (min(times), max(times))))
+
+
+def _source(rows: Sequence[Row]) -> str:
+    nets = ", ".join(dict.fromkeys(row["subject"] for row in rows))
+    return f"{rows[0]['device']}; {nets}; commit {_commits(rows)}"
+
+
 FEW_NETS = 6
 """With fewer nets than these the headline also says what the older rows of more nets say."""
 

@@ -1,8 +1,8 @@
-"""Writes the figures of README.md and docs/results/*.md from bench/results/*.csv, between their markers; never by hand.
+"""Writes the figures of the pages from bench/results/*.csv, between their markers; never by hand.
 
 Run it to rewrite the pages, after bench/pages/draw_figures.py where figures have changed. With `--check` it writes nothing and
 exits with 1 where a page differs from the files. README.md shows one device of each question (the GPU with most cases),
-docs/results/*.md show all.
+other pages show all.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 from bench.compare.compare_tables import compare_table
 from bench.compare.options_table import options_table
 from bench.first_answer import first_answer_table
+from bench.guard_cost.guard_cost_table import guard_cost_table
 from bench.inference.ablation_tables import ablation_table
 from bench.inference.fair_tables import fair_table
 from bench.inference.latency_tables import latency_table
 from bench.layers.cpu_layer_tables import cpu_layers_table
 from bench.layers.gpu_layer_tables import gpu_layers_table
 from bench.package import package_table
-from bench.pages.answers import answers_table, headline
+from bench.pages.answers import answers_table, headline, tuning_times
 from bench.pages.papers import PAPERS
 from bench.pruned.pruned_tables import pruned_net_table, pruned_table
 from bench.regions.tuned_regions import tuned_regions_table
@@ -49,7 +50,8 @@ from bench.zeroskip.zeroskip_tables import zeroskip_table
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures"
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md")))
+STALE_WEIGHTS = ROOT / "docs" / "concepts" / "stale-weights.md"
+PAGES = (ROOT / "README.md", STALE_WEIGHTS, *sorted((ROOT / "docs" / "results").glob("*.md")))
 
 
 def figure(path: Path, page: Path) -> str:
@@ -95,6 +97,8 @@ def render(page: Path) -> dict[str, str]:
         **{name: write() for name, write in PAPERS.items()},
         "headline": headline(),
         "answers": answers_table(),
+        "tuning-times": tuning_times(),
+        "guard-cost": section("guard-cost", guard_cost_table, "Cost of the check", all_devices=every),
         "inference": section("inference", whole_nets, "Whole nets on a GPU", all_devices=every),
         "cpu-inference": section("cpu-inference", whole_nets, "Whole nets on a CPU", all_devices=every),
         "cpu-layers": section("cpu-layers", cpu_layers_table, "Convolutions on a CPU", all_devices=every),

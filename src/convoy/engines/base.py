@@ -7,7 +7,7 @@ The life of an implementation:
 
 1. `engine.supports(problem, target)` → `Support`: a value with a reason, never an exception. It is cheap: no compiling.
 2. `engine.space(problem, target)` → the knob settings worth trying, the default first; finite and in a fixed order.
-3. `engine.workspace_bytes(problem, knobs)` → scratch bytes a launch will want, known before anything is built.
+3. `engine.workspace_bytes(problem, knobs)` → scratch bytes that a launch needs, known before anything is built.
 4. `engine.build(problem, knobs, target)` → `Executable`: slow, done once; raises `CompileError` with the tool's log inside.
 5. `executable.pack(constants)` → the weight in the engine's own arrangement: done once when a net is loaded.
 6. `executable.launch(buffers, workspace)`: hot; on a GPU it may be captured in a CUDA graph.
@@ -44,9 +44,9 @@ class Buffers:
 
     `args` are what the region reads, `results` what it writes, `constants` what `pack` returned. For a convolution or a
     linear layer in direction `fprop`: args = (x,) or (x, residual), results = [y]; weight and bias are constants, or, in a
-    convolution with `dynamic_weight`, stand behind x (see `engines.fresh`). For `dgrad`: args = (dy, weight), results = [dx].
-    For `wgrad`: args = (x, dy), results = [dweight] (and [dbias] where the epilogue has a bias). For a subgraph: its inputs
-    and its outputs, in order.
+    convolution with `dynamic_weight`, stand behind x (`engines.dynamic_weight`). For `dgrad`: args = (dy, weight), results =
+    [dx]. For `wgrad`: args = (x, dy), results = [dweight] (and [dbias] where the epilogue has a bias). For a subgraph: its
+    inputs and its outputs, in order.
 
     Logical shapes are those of the problem; the memory format of every 4-D tensor is the problem's layout. An engine never
     writes to `args` or `constants`. `results` hold allocated tensors, unless the executable `allocates_results`: then each
@@ -86,25 +86,25 @@ class Executable(ABC):
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
         """Whether a result may be channels [offset, ...) of an NHWC tensor of `pitch` channels, as `torch.narrow` gives it.
 
-        Asked once for each such place before the first launch, so that an executable can get ready for it; what it is given
-        later is told by the result's strides. The default takes dense results alone.
+        Asked once for each such place before the first launch, so that an executable can prepare for it. In a launch the strides
+        of the result tell which place it is. The default takes only dense results.
         """
         del result, pitch, offset
         return False
 
     def marks_written(self) -> TensorSpec | None:
-        """What its launches can say of their first result as they write it, for readers that skip zeros; None: nothing.
+        """Spec of the marks of non-zero values that its launches can write beside their first result; None: it writes none.
 
-        Asked before the first launch where a reader accepts marks. A launch whose `results` have one more tensor, of this
-        spec, writes them there: int32 [2, images · slices, words of 32 channels], of each slice of an image's pixels the largest
-        finite |y| as bits, and a bit for each channel that is not zero (`triton.kernels.nonzero_marks`).
+        Asked before the first launch if a reader accepts marks. A launch whose `results` have one more tensor, of this spec,
+        writes them there: int32 [2, images · slices, words of 32 channels], for each slice of an image's pixels the largest
+        finite |y| as bits, and a bit for each channel that is not zero (`engines.triton.kernels.nonzero_marks`).
         """
         return None
 
     def accept_marks(self, spec: TensorSpec) -> bool:
-        """Whether it makes use of marks of its first argument: of a spec that `marks_written` gave, for that very value.
+        """Whether it reads marks of its first argument; `spec` is what `marks_written` of the value's writer returned.
 
-        Asked once for each spec before the first launch; a launch whose `args` have one more tensor is given them there.
+        Asked once for each spec before the first launch. A launch gets the marks as one more tensor in `args`.
         """
         del spec
         return False
@@ -120,7 +120,7 @@ class Executable(ABC):
 
 
 DETERMINISTIC: Final = "deterministic"
-"""Knob of settings that are there for the same bits' sake: they are looked at where a user asks for that, and only there."""
+"""Knob of configs that exist only to give the same bits in every run: a search tries them only under `Settings.deterministic`."""
 
 
 class Engine(ABC):
@@ -178,7 +178,7 @@ class Engine(ABC):
     """Whether it takes every forward convolution in nhwc that tensor cores compute: the quick search then leaves nchw out."""
 
     skips_zeros: ClassVar[bool] = False
-    """Whether its time depends on the zeros in its input: it is then measured for shares that occur (`activation_sparsity`)."""
+    """Whether its time depends on zeros in its input: it is measured for shares that occur (`engines.activation_sparsity`)."""
 
     zeros_kind: ClassVar[str] = "zeros"
     """Which zeros an engine that skips zeros leaves out, a field of `activation_sparsity.SparsityShares`. Its time is measured
@@ -197,7 +197,7 @@ class Engine(ABC):
     """Settings tried besides the default at effort `quick`, where measurements show how many are enough; None: as usual."""
 
     asks_library: ClassVar[bool] = False
-    """Whether `supports` and `space` ask a library about each layer: a first answer asks where it may matter alone."""
+    """Whether `supports` and `space` ask a library about a layer; effort `none` asks only where stored times leave a chance."""
 
     pure_space: ClassVar[bool] = False
     """Whether its space depends on problem and target alone: it is then kept from session to session."""
@@ -206,7 +206,7 @@ class Engine(ABC):
     """Whether it is made for pruned weights: problems with a mask are for such engines alone."""
 
     def competes(self, problem: Problem) -> bool:
-        """Whether a problem is one of its own: those with a weight mask are for engines that read masks."""
+        """Whether it may be asked about a problem: only engines that read masks are asked about one with a weight mask."""
         return self.reads_mask or not (isinstance(problem, ConvProblem) and problem.weight_mask)
 
     def accepts(self, problem: Problem, target: Target) -> Support:
@@ -264,12 +264,12 @@ class Engine(ABC):
         return any(str(offered) == str(knobs) for offered in equal)  # 1 and true are equal to Python
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
-        """Scratch bytes a launch will want."""
+        """Scratch bytes that a launch needs."""
         del problem, knobs
         return 0
 
     def asks_for_workspace(self, problem: Problem, knobs: Knobs) -> bool:
-        """Whether `workspace_bytes` must ask a library first, which takes milliseconds: predictions ask where they must alone."""
+        """Whether `workspace_bytes` must ask a library first, which takes milliseconds: predictions ask only where they must."""
         del problem, knobs
         return False
 
@@ -287,7 +287,7 @@ class Engine(ABC):
         return ""
 
     def algorithm(self, problem: Problem, knobs: Knobs) -> str:
-        """What a config computes by, for reports: the engine's family, or more where its configs differ in it."""
+        """Name of a config's algorithm, for reports: the engine's family, or more if its configs use different ones."""
         del problem, knobs
         return self.family
 

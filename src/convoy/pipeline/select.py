@@ -133,8 +133,9 @@ def compared(choice: Choice, net: Net, settings: Settings) -> Choice:
 
 
 NET_SHARE: Final = 0.03
-"""At effort `none`, share of a net's time up to which a choice without a slow compiler is preferred: an answer comes first.
-GoogLeNet's was 2.5 % slower without Inductor's five subgraphs, and came after 38 s with them (H100)."""
+"""At effort `none`, a choice without a slow compiler is preferred if it takes longer by at most this share of the net's time: a
+first answer should come soon. GoogLeNet's was 2.5 % slower without Inductor's five subgraphs, and came after 38 s with them
+(H100)."""
 
 
 def _quickly_started(chosen: Selection, problem: SelectionProblem, settings: Settings) -> Selection:
@@ -186,8 +187,8 @@ def _determinism_notes(net: Net, found: SearchResult, problem: SelectionProblem)
 def stock_us(baseline: Selection, problem: SelectionProblem, graph: Graph) -> float:
     """Predicted time of PyTorch's own run, microseconds: the baseline's without the nodes that capture adds."""
     added = index_casts(graph)
-    ours = (c.median_us for c in baseline.chosen if added.issuperset(problem.regions[c.region].nodes))
-    return baseline.total_us - math.fsum(ours)
+    added_us = (c.median_us for c in baseline.chosen if added.issuperset(problem.regions[c.region].nodes))
+    return baseline.total_us - math.fsum(added_us)
 
 
 def _solver_name(settings: Settings) -> str:

@@ -22,7 +22,7 @@ _BOUND_TOLERANCE = 1e-6
 
 _ROWS_PER_ROUND = 8
 """Places that get a memory row at a time, the fullest first. Each adds columns for every value alive there, and most never
-matter; with few, the program is solved more often. DenseNet-201 with five draws of times (`bench/selection.py`), under a
+matter; with few, the program is solved more often. DenseNet-201 with five draws of times (`bench/tuning/selection.py`), under a
 budget: 70 s in all with one at a time, 49 s with four, 36 s with eight, 42 s with sixteen, 61 s with all."""
 
 

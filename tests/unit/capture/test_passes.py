@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-from convoy.capture import capture_inference
+from convoy.capture import capture_inference, inference, training
 from convoy.capture.draft import Draft
 from convoy.capture.passes.fold_batch_norm import fold_batch_norm, replace_batch_norm
 from convoy.capture.passes.fold_constants import SMALL_ELEMENTS, copy_returned_constants, fold_constants
@@ -473,3 +476,10 @@ def test_folding_a_batch_norm_leaves_the_weight_as_it_is_and_sees_a_nan(dtype):
     assert torch.equal(model[0].weight, before)
     model[0].weight.data[2, 1, 0, 1] = torch.nan
     assert len(capture_inference(model, (x,)).graph.nodes) == 2
+
+
+def test_the_page_about_graphs_lists_the_rewrites_in_order() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "concepts" / "graph.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (yes)? ?\| (yes)? ?\| ", page, re.MULTILINE)
+    assert [name for name, applied, _ in rows if applied] == [rewrite.__name__ for rewrite in inference.PASSES]
+    assert [name for name, _, applied in rows if applied] == [rewrite.__name__ for rewrite in training.PASSES]

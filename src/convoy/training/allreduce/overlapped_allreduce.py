@@ -16,8 +16,9 @@ from convoy.training.allreduce.gradient_allreduce import GradientAllReduce
 class OverlappedAllReduce:
     """The all-reduces of a bound step, and after which launch each begins.
 
-    The buckets are those of `program.gradients.average`: the same values travel together, so the averages have the same bits. A
-    gradient whose factors are gathered instead is a bucket by itself; buckets then leave in the order in which they are complete.
+    The buckets are those of `schedule.allreduce_buckets`, as in an all-reduce after the backward pass: the same values travel
+    together, so the averages have the same bits. A gradient whose factors are gathered instead is a bucket by itself; buckets
+    then leave in the order in which they are complete.
 
     Args:
         bound: loss, gradients and new buffers.

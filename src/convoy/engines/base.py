@@ -71,6 +71,10 @@ class Executable(ABC):
     deterministic: bool = True
     """Whether the same inputs give the same bits in every launch."""
 
+    reads_twice: bool = False
+    """Whether a launch reads an argument again later, such as a block's input as its residual: the second-level cache should
+    keep it until then."""
+
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Arrange the region's constants (weight, then bias where there is one) once, when a net is loaded.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,6 +24,7 @@ from convoy.problem import ConvProblem
 from convoy.regions import Region
 from convoy.schedule import plan_memory, serial_steps
 from convoy.selection import Selection, SelectionProblem, solve
+from convoy.selection.problem import covered_nodes
 from convoy.selection.quick_start import prefer_quick_start
 from convoy.settings import Effort, Settings, Solver
 from convoy.tune import SearchResult
@@ -144,16 +145,8 @@ def _quickly_started(chosen: Selection, problem: SelectionProblem, settings: Set
         return chosen
     competing = {candidate.config.engine for candidate in problem.candidates} - set(settings.only_engines)
     slow = [engine for engine in competing if not load_engine(engine, settings.engines).starts_quickly]
-    if not _covered(problem, without=slow).issuperset(problem.nodes):
-        return chosen
     net_share = NET_SHARE if settings.effort is Effort.NONE else 0.0
     return prefer_quick_start(problem, chosen, slow, net_share=net_share)
-
-
-def _covered(problem: SelectionProblem, without: Collection[str] = ()) -> set[str]:
-    """The nodes that have a candidate, those of some engines left out."""
-    kept = (candidate for candidate in problem.candidates if candidate.config.engine not in without)
-    return {node for candidate in kept for node in problem.regions[candidate.region].nodes}
 
 
 def _tie_note(first: Selection, chosen: Selection) -> str:
@@ -174,7 +167,7 @@ def _determinism_notes(net: Net, found: SearchResult, problem: SelectionProblem)
         refused = [found.refusals.get(p.key, {}).get(BASELINE, "") for p in region.problems]
         if len(region.nodes) == 1 and all(DETERMINISTIC in reason for reason in refused):
             reasons[region.nodes[0]] = refused[0]
-    covered = _covered(problem)
+    covered = covered_nodes(problem, problem.candidates)
     bare = [name for name in problem.nodes if name in reasons and name not in covered]
     if bare:
         raise SelectionError(

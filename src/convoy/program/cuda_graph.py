@@ -10,6 +10,7 @@ import torch
 
 from convoy.program.bound_plan import BoundPlan
 from convoy.program.eager import EagerProgram, empty
+from convoy.program.last_reads import LastReads, last_reads
 from convoy.program.last_work import LastWork, StreamIds
 from convoy.program.multi_stream import MultiStreamProgram
 from convoy.program.recording import CAPTURE_FAILURES, distinct_stream, first_line, recording
@@ -38,6 +39,7 @@ class CudaGraphProgram:
         eager: the program that launches the kernels one by one. Other CUDA graphs may capture it.
         inputs: the static input buffers.
         refused: the error of the capture; empty if it succeeded.
+        last_reads: kernels whose reads of a large value the cache evicts first (`convoy.program.last_reads`).
 
     Raises:
         OutOfMemoryError: the graph does not fit in the GPU's memory.
@@ -53,7 +55,9 @@ class CudaGraphProgram:
         self.eager = MultiStreamProgram(bound, device) if several else EagerProgram(bound, device)
         self.inputs = _static_inputs(bound, device, shared)
         self.refused = ""
-        self._graph = torch.cuda.CUDAGraph()
+        self.last_reads = 0
+        slots = last_reads(bound)
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True) if slots else torch.cuda.CUDAGraph()
         self._outputs: list[torch.Tensor] = []
         stream = distinct_stream(device, self.eager.streams)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -66,7 +70,11 @@ class CudaGraphProgram:
         # Only errors of the capture are caught: launches that fail outside of a capture have failed above.
         try:
             with recording(self._graph, stream, None if shared is None else shared.graph_pool()):
-                self._outputs = self.eager(self.inputs)
+                reads = LastReads(slots, stream) if slots else None
+                self._outputs = self.eager(self.inputs, reads)
+            if reads is not None:
+                self.last_reads = reads.mark(self._graph)
+                self._graph.instantiate()
         except torch.OutOfMemoryError:
             raise
         except CAPTURE_FAILURES as error:

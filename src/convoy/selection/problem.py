@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from convoy.problem import ANY_LAYOUT, EngineConfig, image_layout, volume_layout
@@ -112,6 +113,11 @@ class SelectionProblem:
     def border_layout(self, value: str) -> str:
         """Memory format of a value on the caller's side; if `border` has none, the one that PyTorch would use."""
         return self.border.get(value, self.layout_of(value, ANY_LAYOUT)) if value in self.value_layouts else ANY_LAYOUT
+
+
+def covered_nodes(problem: SelectionProblem, candidates: Iterable[Candidate]) -> set[str]:
+    """The nodes that some of a problem's candidates compute."""
+    return {node for candidate in candidates for node in problem.regions[candidate.region].nodes}
 
 
 @dataclass(frozen=True, slots=True)

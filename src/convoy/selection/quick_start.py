@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from convoy.errors import SelectionError
-from convoy.selection.problem import Selection, SelectionProblem
+from convoy.selection.problem import Selection, SelectionProblem, covered_nodes
 from convoy.selection.solve import solve
 
 TIE: Final = 0.02
@@ -37,9 +37,11 @@ def prefer_quick_start(
         return chosen
     margin_us = math.fsum(max(candidate.spread_us, TIE * candidate.median_us) for candidate in leaving)
     kept = tuple(candidate for candidate in problem.candidates if candidate.config.engine not in slow)
+    if not covered_nodes(problem, kept).issuperset(problem.nodes):
+        return chosen
     try:
         other = solve(replace(problem, candidates=kept), chosen.solver)
-    except SelectionError:
+    except SelectionError:  # the memory budget rules the other choice out
         return chosen
     if other.total_us > chosen.total_us + max(margin_us, net_share * chosen.total_us):
         return chosen

@@ -114,3 +114,22 @@ def test_a_saved_plan_replays_and_survives_torch_compiles_own_graphs(tuned, tmp_
             compiled(torch.zeros(4, 64, device="cuda", dtype=x.dtype))
         assert torch.equal(again(x), before)
         assert close(before, model(x))
+
+
+def test_last_reads_of_large_values_are_marked_and_change_no_bit(database: Path) -> None:
+    """Values of 25.7 MB: the depthwise convolutions read each for the last time."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(32, 32, 3, padding=1, groups=32) for _ in range(3)]
+    model = torch.nn.Sequential(*layers).eval().to("cuda", torch.float16)
+    x = torch.randn(32, 32, 112, 112, generator=torch.Generator().manual_seed(3)).to("cuda", torch.float16)
+    fast = convoy.optimize(model, (x,), settings=convoy.Settings(db=database, deterministic=True, time_s=20))
+    runnable = fast.programs[0].runnable
+    assert runnable is not None, fast.plan.notes
+    assert runnable.last_reads >= 2
+    for _ in range(3):
+        found = fast(x)
+        with torch.no_grad():
+            (launched,) = runnable.eager(runnable.inputs)
+        assert torch.equal(found, launched)
+    with torch.no_grad():
+        assert close(found, model.double()(x.double()))

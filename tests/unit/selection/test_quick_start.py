@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from convoy.problem import EngineConfig
-from convoy.selection import Candidate, RegionNodes, Selection, SelectionProblem, solve
+from convoy.selection import Candidate, RegionNodes, Selection, SelectionProblem, quick_start, solve
 from convoy.selection.quick_start import TIE, prefer_quick_start
 
 SLOW = frozenset({"slow", "slow.too"})
@@ -89,6 +91,14 @@ def test_a_share_of_the_whole_time_counts_where_it_is_given() -> None:
     assert taken(problem)[0] == ["slow", "aten"]
     assert taken(problem, net_share=0.01)[0] == ["quick", "aten"]
     assert taken(problem, net_share=0.008)[0] == ["slow", "aten"]
+
+
+def test_a_node_that_only_slow_engines_compute_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = offered((A, "slow", 10.0, 0.0), (B, "slow", 10.0, 0.0), (B, "quick", 10.1, 0.0))
+    problem = replace(problem, candidates=tuple(c for c in problem.candidates if not c.baseline))
+    first = solve(problem, "exact")
+    monkeypatch.setattr(quick_start, "solve", lambda *_: pytest.fail("it has no solution"))
+    assert prefer_quick_start(problem, first, SLOW) is first
 
 
 def test_a_choice_that_starts_quickly_is_left_as_it_is() -> None:

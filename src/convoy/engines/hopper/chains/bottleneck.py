@@ -40,6 +40,8 @@ class BottleneckExecutable(Executable):
         CompileError: NVRTC refused the source, or made slow code.
     """
 
+    reads_twice = True  # the residual
+
     def __init__(self, engine: str, problem: BottleneckProblem, tile: BottleneckTile, target: Target) -> None:
         block = problem.block
         if refusal := tile.refusal(block):

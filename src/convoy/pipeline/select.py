@@ -63,7 +63,7 @@ def offered_candidates(net: Net, found: SearchResult, settings: Settings) -> Sel
         border=net.border,
         memory_budget_bytes=settings.memory_budget_bytes,
         zeros=net.zeros,
-        wary=settings.solver is not Solver.SINGLE,
+        clearly_faster_only=settings.solver is not Solver.SINGLE,
         extra_engines=settings.engines,
     )
 

@@ -61,7 +61,7 @@ def selection_problem(
     border: Mapping[str, str],
     memory_budget_bytes: int | None = None,
     zeros: Mapping[str, SparsityShares] | None = None,
-    wary: bool = True,
+    clearly_faster_only: bool = True,
     extra_engines: tuple[str, ...] = (),
 ) -> SelectionProblem:
     """Make candidates of the measurements of each region.
@@ -76,7 +76,7 @@ def selection_problem(
         memory_budget_bytes: limit for the whole net, or None.
         zeros: by name, the shares of zeros of values that convolutions read. An engine that skips zeros has the time measured for
             that share; without shares, the time measured without zeros.
-        wary: exclude times that hold for one share of zeros only and are not clearly faster (`MARGIN`).
+        clearly_faster_only: exclude times that hold for one share of zeros only and are not clearly faster (`MARGIN`).
         extra_engines: the user's own, as `Settings.engines` names them.
     """
     shares = zeros or {}
@@ -88,7 +88,7 @@ def selection_problem(
         for problem in region.problems:
             fitting = rows_at(rows.get(problem.key, ()), shares.get(region.args[0]) if region.args else None)
             found = sorted((row for row in fitting if row.ok), key=lambda row: row.median_us)
-            kept = _kept(clearly_faster(found) if wary else found)
+            kept = _kept(clearly_faster(found) if clearly_faster_only else found)
             stock = image_layout(problem.layout) in (layouts[0], ANY_LAYOUT) and type(problem) is type(
                 region.problems[0]
             )
@@ -115,7 +115,7 @@ def selection_problem(
 
 def _kept(rows: Sequence[Measurement]) -> list[Measurement]:
     """Of rows sorted by time, the candidates: the fast ones, those that need less memory, and PyTorch's own."""
-    return list(dict.fromkeys(frugal_and_fast(rows) + [row for row in rows if row.config.engine == BASELINE]))
+    return list(dict.fromkeys(fast_or_small(rows) + [row for row in rows if row.config.engine == BASELINE]))
 
 
 def _candidate(region: int, problem: Problem, row: Measurement, constant_bytes: int, baseline_here: bool) -> Candidate:
@@ -197,7 +197,7 @@ def _fastest_writes_slices(regions: Sequence[Region], rows: Rows, extra_engines:
     return bool(times) and load_engine(min(times)[1], extra_engines).writes_slices
 
 
-def frugal_and_fast(rows: Sequence[Measurement]) -> list[Measurement]:
+def fast_or_small(rows: Sequence[Measurement]) -> list[Measurement]:
     """The fastest rows, and after them each that needs less memory than all before it. `rows` are sorted by time."""
     kept = list(rows[:MOST_CANDIDATES])
     least = min((row.workspace_bytes + row.resident_bytes for row in kept), default=0)

@@ -88,7 +88,7 @@ class StockStep:
         wide = in_memory_format(self._module.rebuilt(_own_copy).double(), torch.contiguous_format)
         wide.amp = None
         lifted = [_wide(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in self._lifted]
-        return self._twin(wide, lifted, pytree.tree_map(_wide, self._batch)).run()
+        return self._with_tensors(wide, lifted, pytree.tree_map(_wide, self._batch)).run()
 
     @property
     def unit(self) -> float:
@@ -117,16 +117,16 @@ class StockStep:
             for tensor in held:
                 tensor.copy_(shake(tensor))
         batch = pytree.tree_unflatten([shake(t) if isinstance(t, torch.Tensor) else t for t in leaves], spec)
-        return self._twin(module, lifted, batch).run()
+        return self._with_tensors(module, lifted, batch).run()
 
-    def _twin(self, module: LossModule, lifted: Sequence[torch.Tensor], batch: tuple[Any, ...]) -> StockStep:
-        """The same step with other tensors, all of which code is handed."""
-        twin = StockStep.__new__(StockStep)
-        twin._module, twin._lifted, twin._batch, twin._capture = module, list(lifted), batch, self._capture
+    def _with_tensors(self, module: LossModule, lifted: Sequence[torch.Tensor], batch: tuple[Any, ...]) -> StockStep:
+        """The same step with other tensors; code that reads a tensor by itself is handed them too (`TensorSubstitution`)."""
+        step = StockStep.__new__(StockStep)
+        step._module, step._lifted, step._batch, step._capture = module, list(lifted), batch, self._capture
         copies = StepTensors(module, lifted).all()
-        twin._originals = self._originals
-        twin._stand_ins = {id(tensor): copies[name] for name, tensor in self._originals.items()}
-        return twin
+        step._originals = self._originals
+        step._stand_ins = {id(tensor): copies[name] for name, tensor in self._originals.items()}
+        return step
 
     def captured(self) -> Callable[[], object]:
         """Loss and gradients as one CUDA graph on one stream: the baseline on a GPU."""

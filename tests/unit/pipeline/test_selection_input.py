@@ -10,7 +10,7 @@ from convoy.pipeline.selection_input import (
     MOST_CANDIDATES,
     clearly_faster,
     distinct_problems,
-    frugal_and_fast,
+    fast_or_small,
     image_values,
     layout_problems,
     selection_problem,
@@ -127,12 +127,12 @@ def test_beyond_the_fastest_only_the_more_frugal_are_kept() -> None:
     problem = region("conv(c)").problems[0]
     needs = [100] * MOST_CANDIDATES + [100, 60, 80, 60, 10, 0]
     rows = [row(problem, 1.0 + i, "gemm", knobs={"tile": i}, workspace_bytes=b) for i, b in enumerate(needs)]
-    kept = frugal_and_fast(rows)
+    kept = fast_or_small(rows)
     assert kept[:MOST_CANDIDATES] == rows[:MOST_CANDIDATES]
     assert [r.workspace_bytes for r in kept[MOST_CANDIDATES:]] == [60, 10, 0]
     resident = [row(problem, 1.0, resident_bytes=50)] * MOST_CANDIDATES + [row(problem, 2.0, workspace_bytes=49)]
-    assert frugal_and_fast(resident) == resident
-    assert frugal_and_fast([]) == []
+    assert fast_or_small(resident) == resident
+    assert fast_or_small([]) == []
 
 
 def test_the_fastest_copy_is_the_one_offered() -> None:
@@ -160,15 +160,24 @@ def test_an_engine_that_skips_zeros_is_offered_with_its_time_for_the_zeros_that_
         ]
     }
 
-    def times(zeros: dict[str, SparsityShares] | None, *, wary: bool = True) -> list[float]:
+    def times(zeros: dict[str, SparsityShares] | None, *, clearly_faster_only: bool = True) -> list[float]:
         border = {"x": "nchw", "a": "nchw"}
-        found = selection_problem(GRAPH, REGIONS, COPIES, rows, layouts=LAYOUTS, border=border, zeros=zeros, wary=wary)
+        found = selection_problem(
+            GRAPH,
+            REGIONS,
+            COPIES,
+            rows,
+            layouts=LAYOUTS,
+            border=border,
+            zeros=zeros,
+            clearly_faster_only=clearly_faster_only,
+        )
         return [c.median_us for c in found.candidates if c.config.engine == "skip"]
 
     assert times({"x": SparsityShares(0.75)}) == [3.0]
     assert times({"x": SparsityShares(0.99)}) == [], "nothing was measured for so many"
     assert times({}) == times(None) == [], "slower than what holds for any input"
-    assert times(None, wary=False) == [10.0], "but on offer where one engine is asked for"
+    assert times(None, clearly_faster_only=False) == [10.0], "but on offer where one engine is asked for"
 
 
 def test_what_holds_for_some_inputs_must_be_clearly_faster() -> None:

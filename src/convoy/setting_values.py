@@ -9,9 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import SupportsFloat, SupportsIndex, cast
+from typing import Final, SupportsFloat, SupportsIndex, cast
 
 from convoy.errors import InputError, unknown_name
+
+MOST_DIGITS: Final = 9
+"""Digits of the longest number of things in a text. Python refuses to read numbers of thousands of digits."""
+
+
+def is_count(text: str) -> bool:
+    """Whether a text is an integer of at least 1, in plain digits."""
+    return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and int(text) > 0
 
 
 def read_word(kind: type[StrEnum]) -> Callable[[str, object], StrEnum]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from convoy.errors import InputError
+from convoy.setting_values import is_count
 from convoy.typed_torch import from_numpy, to_list
 from convoy.untrusted import read_bytes
 from convoy.zoo.image_size import ImageSize, sides
@@ -62,7 +63,7 @@ class Found:
 
 def synthetic(source: str, count: str, split: str, size: ImageSize, classes: int) -> Found:
     """`synthetic` and `synthetic:count`; noise of its own for each split."""
-    if count and not (count.isascii() and count.isdigit() and int(count) > 0):
+    if count and not is_count(count):
         raise InputError("data", source, "synthetic:N with N of at least 1")
     total = int(count) if count else SYNTHETIC_IMAGES[split]
     made = Synthetic.of(total, classes, size, seed=1 + SPLITS.index(split))  # test images differ from training images

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -14,13 +14,16 @@ from convoy.cli import interrupt
 from convoy.cli.options import compare as given
 from convoy.cli.options import shared, values
 from convoy.cli.output import kept
-from convoy.cli.output.files import check_outputs
+from convoy.cli.output.files import check_outputs, file_word
 from convoy.cli.output.lines import say, tell
 from convoy.errors import InputError, unknown_name
 from convoy.settings import Effort, parse_bytes
 
 if TYPE_CHECKING:
     from convoy.compare.runs.runfile import Run
+
+BATCHES: Final = "batch sizes of at least 1, separated by commas: 1,32"
+"""What `--batch` takes."""
 
 
 def compare(
@@ -51,7 +54,7 @@ def compare(
     """Time MODEL in every framework, or with PyTorch's options. Outputs are checked first; each framework has its process."""
     kind = _kind(option_names, frameworks)
     name, path = _run_file(output, run, f"{kind}-{file_word(model)}.json")
-    batches = _batches(batch)
+    batches = list(dict.fromkeys(values.positive_integers("--batch", batch, BATCHES)))
     check_outputs({name: path, "--report": report})
     _check(rounds, effort, timeout_s, {"--seconds": seconds, "--time-s": time_s, "--jobs": jobs})
     _check_dtype(dtype, kind)
@@ -188,15 +191,3 @@ def _threads(given: int | None) -> int:
     if given < 1:
         raise InputError("--threads", given, "an integer of at least 1")
     return given
-
-
-def _batches(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise InputError("--batch", text, "whole numbers above 0, separated by commas")
-    return list(dict.fromkeys(int(word) for word in words))
-
-
-def file_word(model: str) -> str:
-    """A model's name as part of a file's."""
-    return "".join(ch if ch.isalnum() or ch in "_-" else "-" for ch in Path(model).name) or "model"

@@ -70,8 +70,8 @@ def batch_sizes(batches: str | None, plan: Path | None, batch: int | None) -> li
     for name, value in (("--batch", batch), ("--plan", plan)):
         if value is not None:
             raise InputError("--batches", batches, f"nothing with {name}, which gives one batch size")
-    words = [word.strip() for word in batches.split(",")]
-    found = [int(word) for word in words if word.isascii() and word.isdecimal() and int(word) > 0]
-    if len(found) != len(words) or len(set(found)) != len(found):
-        raise InputError("--batches", batches, "different batch sizes separated by commas, such as 1,8,32")
+    expected = "different batch sizes, separated by commas: 1,8,32"
+    found = values.positive_integers("--batches", batches, expected)
+    if len(set(found)) != len(found):
+        raise InputError("--batches", batches, expected)
     return list(found)

@@ -68,7 +68,7 @@ def prune(
     schedule = FinetuneSchedule(
         epochs=1 if epochs is None else epochs, batch=LARGEST_BATCH if batch is None else batch, lr=lr, seed=seed
     )
-    free = Free(epochs=epochs is None, batch=batch is None)
+    fitted = FittedOptions(epochs=epochs is None, batch=batch is None)
     if epochs is not None and finetune is None:
         raise InputError("--epochs", epochs, "nothing without --finetune DATA")
     if images is not None and images < 1:
@@ -78,7 +78,7 @@ def prune(
     where = values.pick_device(device)
     module = values.load(model, weights, "fp32", where, trust=trust)
     sources = Sources(finetune, evaluate, images, values.image_size(size))
-    summary, info = run(module, model, recipe, schedule, free, sources, read_info(weights), where)
+    summary, info = run(module, model, recipe, schedule, fitted, sources, read_info(weights), where)
     save(module, output, summary, info)
     show(summary, output, as_json)
 
@@ -105,7 +105,7 @@ def check_weights_given(model: str, weights: str | None) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Free:
+class FittedOptions:
     """Which parts of the fine-tuning schedule the user did not choose: they are fitted to the number of images."""
 
     epochs: bool
@@ -127,7 +127,7 @@ def run(
     name: str,
     recipe: Recipe,
     schedule: FinetuneSchedule,
-    free: Free,
+    fitted: FittedOptions,
     sources: Sources,
     info: WeightsInfo,
     device: str,
@@ -145,7 +145,7 @@ def run(
         between = accuracy(module, test, on_progress=bar) if test is not None else 0.0
         done = after = None
         if training is not None:
-            schedule = fitted_schedule(schedule, free, len(training))
+            schedule = fitted_schedule(schedule, fitted, len(training))
             losses = finetune(module, pruned.masks, training, schedule, bar)
             done = Finetune(training.name, len(training), schedule.epochs, schedule.lr, schedule.seed, tuple(losses))
             after = accuracy(module, test, on_progress=bar) if test is not None else None
@@ -163,11 +163,11 @@ def run(
     return summary, info
 
 
-def fitted_schedule(schedule: FinetuneSchedule, free: Free, images: int) -> FinetuneSchedule:
+def fitted_schedule(schedule: FinetuneSchedule, fitted: FittedOptions, images: int) -> FinetuneSchedule:
     """The schedule for so many images: a batch that makes eight steps an epoch, and epochs that make fifty steps together."""
-    batch = fitting_batch(images) if free.batch else schedule.batch
+    batch = fitting_batch(images) if fitted.batch else schedule.batch
     steps = max(1, images // batch)
-    epochs = max(1, -(-LEAST_FINETUNE_STEPS // steps)) if free.epochs else schedule.epochs
+    epochs = max(1, -(-LEAST_FINETUNE_STEPS // steps)) if fitted.epochs else schedule.epochs
     return dataclasses.replace(schedule, batch=max(batch, 2), epochs=epochs)
 
 

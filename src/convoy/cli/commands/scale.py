@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from convoy.cli import interrupt
-from convoy.cli.commands.compare import file_word
 from convoy.cli.options import scale as given
 from convoy.cli.options import shared, values
 from convoy.cli.output import kept
-from convoy.cli.output.files import check_outputs, write_report
+from convoy.cli.output.files import check_outputs, file_word, write_report
 from convoy.cli.output.lines import say, tell
 from convoy.errors import InputError
 
@@ -99,11 +98,7 @@ def _counts(text: str | None, device: str) -> tuple[int, ...]:
     if text is None:
         most = _available(device) if device == "cuda" else 2
         return tuple(1 << power for power in range(most.bit_length()) if 1 << power <= most)
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if not (word.isascii() and word.isdigit()):
-            raise InputError("--gpus", word, "numbers separated by commas: 1,2,4")
-    return tuple(int(word) for word in words)
+    return tuple(values.positive_integers("--gpus", text, "numbers of at least 1, separated by commas: 1,2,4"))
 
 
 def _start(requests: Sequence[ScaleRequest], output: Path | None, notes: Sequence[str], *, again: bool) -> Run:

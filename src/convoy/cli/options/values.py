@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoy.errors import InputError, unknown_name
+from convoy.setting_values import is_count
 from convoy.settings import Settings, parse_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +23,24 @@ if TYPE_CHECKING:
 def words_of(text: str | Sequence[str] | None) -> list[str]:
     """The words of an option that takes several: separated by commas, or the option repeated."""
     parts = (text,) if isinstance(text, str) else text or ()
-    return [word for part in parts for piece in part.split(",") if (word := piece.strip())]
+    return [word for part in parts for item in part.split(",") if (word := item.strip())]
+
+
+def positive_integers(option: str, text: str, expected: str) -> list[int]:
+    """The integers of an option that takes several, separated by commas, in their order.
+
+    Args:
+        option: the option, for the error.
+        text: its value.
+        expected: what the option takes, for the error.
+
+    Raises:
+        InputError: an entry is no integer of at least 1.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(map(is_count, words)):
+        raise InputError(option, text, expected)
+    return [int(word) for word in words]
 
 
 def image_size(text: str | None) -> ImageSize | None:
@@ -35,7 +53,7 @@ def image_size(text: str | None) -> ImageSize | None:
         return None
     height, separator, width = text.strip().lower().partition("x")
     both = (height, width) if separator else (height, height)
-    if not all(side.isascii() and side.isdecimal() and int(side) > 0 for side in both):
+    if not all(map(is_count, both)):
         raise InputError("--size", text, "HxW in pixels, such as 224x320, or one number for both")
     return int(both[0]) if both[0] == both[1] else (int(both[0]), int(both[1]))
 

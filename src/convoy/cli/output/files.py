@@ -25,6 +25,11 @@ def write_report(run: Run, path: Path | None) -> None:
     say(f"report: {path}")
 
 
+def file_word(model: str) -> str:
+    """A model's name as part of a file's name."""
+    return "".join(ch if ch.isalnum() or ch in "_-" else "-" for ch in Path(model).name) or "model"
+
+
 def check_output(path: Path | None, argument: str) -> None:
     """Refuse an output path before any work is done for it."""
     if path is None:

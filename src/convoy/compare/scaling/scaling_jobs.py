@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from convoy.compare.runs.rows import Row
 from convoy.errors import InputError, unknown_name
+from convoy.setting_values import is_count
 
 DTYPES: Final = ("fp32", "fp16", "bf16")
 """Types of a step: fp32, or autocast with fp32 parameters."""
@@ -132,7 +133,7 @@ class ScaleRequest:
 
     def _check_hosts(self) -> None:
         host, colon, port = self.endpoint.rpartition(":")
-        if self.nodes > 1 and not (host and colon and port.isdigit() and 0 < int(port) < 1 << 16):
+        if self.nodes > 1 and not (host and colon and is_count(port) and int(port) < 1 << 16):
             todo = "All hosts are given the same one: that of the first."
             raise InputError("--endpoint", self.endpoint, "HOST:PORT, where there is more than one host", todo)
         for count in self.gpus if STRONG in self.scalings else ():

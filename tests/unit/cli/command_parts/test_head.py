@@ -8,7 +8,7 @@ import pytest
 
 from convoy.cli.command_parts.head import Classes, check_classes, must_fit
 from convoy.cli.command_parts.labelled_data import fitting_batch
-from convoy.cli.commands.prune import Free, fitted_schedule
+from convoy.cli.commands.prune import FittedOptions, fitted_schedule
 from convoy.errors import InputError
 from convoy.training.trainer.finetune import FinetuneSchedule
 
@@ -56,16 +56,16 @@ def test_a_batch_that_makes_eight_steps(images: int, batch: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "free", "expected"),
+    ("images", "fitted", "expected"),
     [
-        (166, Free(epochs=True, batch=True), (5, 16)),
-        (166, Free(epochs=False, batch=True), (1, 16)),
-        (166, Free(epochs=True, batch=False), (50, 128)),
-        (50_000, Free(epochs=True, batch=True), (1, 128)),
+        (166, FittedOptions(epochs=True, batch=True), (5, 16)),
+        (166, FittedOptions(epochs=False, batch=True), (1, 16)),
+        (166, FittedOptions(epochs=True, batch=False), (50, 128)),
+        (50_000, FittedOptions(epochs=True, batch=True), (1, 128)),
     ],
 )
 def test_a_fine_tuning_of_a_small_data_set_makes_fifty_steps(
-    images: int, free: Free, expected: tuple[int, int]
+    images: int, fitted: FittedOptions, expected: tuple[int, int]
 ) -> None:
-    found = fitted_schedule(FinetuneSchedule(), free, images)
+    found = fitted_schedule(FinetuneSchedule(), fitted, images)
     assert (found.epochs, found.batch) == expected

@@ -90,6 +90,7 @@ def jobs() -> list[Job]:
     pruned = ("bench/pruned/pruned.py", "--device", "cuda", "--batches", "1", "--db", "{db}")
     cpu = (WHOLE, "--device", "cpu", "--dtype", "fp32", "--batch", "1,8", "--run", "{run}")
     found += [
+        Job("last reads", 2.0, ("bench/inference/last_reads.py", "--db", "{db}", *here)),
         Job("guard cost", 4.0, ("bench/guard_cost/guard_cost.py", "--dtype", "fp32,fp16", *here)),
         Job("first answers", 6.0, ("bench/first_answer.py", *first, "--rounds", "3", *here)),
         Job(

@@ -26,7 +26,7 @@ import convoy
 from convoy.compare.runs.manifest import gpu_clocks, host
 from convoy.engines.torch_operators import DTYPES
 from convoy.measurement import detect_target
-from convoy.program.cuda_graph import CudaGraphProgram
+from convoy.program.cuda.cuda_graph import CudaGraphProgram
 from convoy.program.optimized_module import OptimizedModule
 from convoy.zoo import input_size, load_model
 

@@ -18,7 +18,7 @@ from convoy.compare.frameworks.torch_eager import captured_call
 from convoy.compare.frameworks.torch_inductor import GPU_OPTIONS
 from convoy.pipeline.check.stock_graph import stock_graph
 from convoy.plan import Plan
-from convoy.program.recording import forget_library_workspaces
+from convoy.program.cuda.recording import forget_library_workspaces
 
 
 @dataclass(frozen=True, slots=True)

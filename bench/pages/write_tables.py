@@ -23,6 +23,7 @@ from bench.first_answer import first_answer_table
 from bench.guard_cost.guard_cost_table import guard_cost_table
 from bench.inference.ablation_tables import ablation_table
 from bench.inference.fair_tables import fair_table
+from bench.inference.last_reads_table import last_reads_table
 from bench.inference.latency_tables import latency_table
 from bench.layers.cpu_layer_tables import cpu_layers_table
 from bench.layers.gpu_layer_tables import gpu_layers_table
@@ -99,6 +100,7 @@ def render(page: Path) -> dict[str, str]:
         "answers": answers_table(),
         "tuning-times": tuning_times(),
         "guard-cost": section("guard-cost", guard_cost_table, "Cost of the check", all_devices=every),
+        "last-reads": section("last-reads", last_reads_table, "Last reads of large values", all_devices=every),
         "inference": section("inference", whole_nets, "Whole nets on a GPU", all_devices=every),
         "cpu-inference": section("cpu-inference", whole_nets, "Whole nets on a CPU", all_devices=every),
         "cpu-layers": section("cpu-layers", cpu_layers_table, "Convolutions on a CPU", all_devices=every),

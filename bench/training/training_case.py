@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from convoy.program.recording import recording
+from convoy.program.cuda.recording import recording
 from convoy.zoo import input_size, load_model
 
 CHECKED = 5

@@ -37,7 +37,7 @@ from convoy.measurement import detect_target
 from convoy.measurement.device.memory_limit import MIN_ISOLATED_BYTES
 from convoy.pipeline import optimize_model
 from convoy.pipeline.check.end_to_end import Latency, interleave
-from convoy.program.recording import forget_library_workspaces
+from convoy.program.cuda.recording import forget_library_workspaces
 from convoy.zoo import input_size, load_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`

@@ -20,7 +20,7 @@ from convoy.perfdb import Database
 from convoy.pipeline import optimize_model
 from convoy.pipeline.check import end_to_end
 from convoy.program import OptimizedModule
-from convoy.program.cuda_graph import CudaGraphProgram
+from convoy.program.cuda.cuda_graph import CudaGraphProgram
 from convoy.program.eager import EagerProgram
 from tests.e2e import planted
 

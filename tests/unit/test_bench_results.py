@@ -77,6 +77,8 @@ WAYS |= {"convoy.limited"}
 """Tuned under a limit of memory, in `bench/tuning/tuning_memory.py`."""
 WAYS |= {f"convoy.{part}" for part in ("check", "unchecked", "replay")}
 """Parts of a call in `bench/guard_cost/guard_cost.py`."""
+WAYS |= {"convoy.marked", "convoy.unmarked"}
+"""One plan with and without marks of last reads, in `bench/inference/last_reads.py`."""
 WAYS |= {"convoy.before", "convoy.after"}
 """Two versions in `bench/tuning/versions.py`."""
 NUMERICS = {"strict", "as_torch", "half"}

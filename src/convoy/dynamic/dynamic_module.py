@@ -19,7 +19,7 @@ from convoy.dynamic.timing import call_ms
 from convoy.plan import Plan, save_plans
 from convoy.program import OptimizedModule, Program, calls
 from convoy.program.call_forms import checked_arguments
-from convoy.program.cuda_graph import CudaGraphProgram
+from convoy.program.cuda.cuda_graph import CudaGraphProgram
 from convoy.program.improvement import TimedTuner, check_time, sample
 from convoy.program.optimized_module import OTHER_STRIDES
 from convoy.program.program_cache import CachedProgram, Tuner

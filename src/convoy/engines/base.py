@@ -65,15 +65,13 @@ class Executable(ABC):
     """Scratch bytes that every launch must be given; its contents are garbage before and after."""
 
     allocates_results: bool = False
-    """True where the library below offers no form that writes to a given tensor: results are then new tensors of the
-    framework (inside a CUDA graph they come from the graph's own pool). Convoy's own engines leave this False."""
+    """Whether results are new tensors of PyTorch, because the library below cannot write to a given one."""
 
     deterministic: bool = True
     """Whether the same inputs give the same bits in every launch."""
 
     reads_twice: bool = False
-    """Whether a launch reads an argument again later, such as a block's input as its residual: the second-level cache should
-    keep it until then."""
+    """Whether a launch reads an argument again later, as a bottleneck reads its input for the residual."""
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Arrange the region's constants (weight, then bias where there is one) once, when a net is loaded.
@@ -163,8 +161,7 @@ class Engine(ABC):
     A program on a CPU calls chains of them at once, and selection adds no interpreter time to theirs."""
 
     patterns: ClassVar[tuple[str, ...]] = ()
-    """Patterns of `convoy.regions.PATTERNS` that it has kernels for. Their regions are proposed only where such an engine
-    competes on the device. For a pattern of its own, see `fusions`."""
+    """Patterns of `convoy.regions.PATTERNS` that it has kernels for: regions are proposed only for engines that compete."""
 
     only_its_patterns: ClassVar[bool] = False
     """Whether a search asks it only about regions of its `patterns`, because it builds too long for others."""
@@ -185,8 +182,7 @@ class Engine(ABC):
     """Whether its time depends on zeros in its input: it is measured for shares that occur (`engines.activation_sparsity`)."""
 
     zeros_kind: ClassVar[str] = "zeros"
-    """Which zeros an engine that skips zeros leaves out, a field of `activation_sparsity.SparsityShares`. Its time is measured
-    for several shares of them."""
+    """Which zeros an engine that skips zeros leaves out: a field of `activation_sparsity.SparsityShares`."""
 
     builds_on_device: ClassVar[bool] = False
     """Whether building for a GPU needs that GPU (a context of some hundred MB in each building process)."""

@@ -15,7 +15,7 @@ from convoy.package.opening import open as open_package
 from convoy.package.same_results import compare_results
 from convoy.package.write import BoundNet, ModelInfo, write_package
 from convoy.program import BoundPlan, Program
-from convoy.program.cuda_graph import CudaGraphProgram
+from convoy.program.cuda.cuda_graph import CudaGraphProgram
 from convoy.program.native_chains import ChainedProgram
 from convoy.user_warning import warn_user
 

@@ -17,7 +17,7 @@ from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline.net import Net
 from convoy.problem import LayerProblem, Problem
-from convoy.program.recording import forget_library_workspaces
+from convoy.program.cuda.recording import forget_library_workspaces
 from convoy.settings import Effort, Settings
 from convoy.target import Target
 from convoy.tuning_profile import phase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from convoy.program.bind import PackedSteps, bind
 from convoy.program.bound_plan import BoundPlan, BoundStep
-from convoy.program.cuda_graph import CudaGraphProgram
+from convoy.program.cuda.cuda_graph import CudaGraphProgram
 from convoy.program.eager import EagerProgram
 from convoy.program.optimized_module import OptimizedModule
 from convoy.program.runnable_program import Program, build_program

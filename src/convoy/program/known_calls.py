@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from convoy.program import calls
-from convoy.program.cuda_graph import CudaGraphProgram
+from convoy.program.cuda.cuda_graph import CudaGraphProgram
 from convoy.program.runnable_program import Program
 
 MOST_CALLS: Final = 256

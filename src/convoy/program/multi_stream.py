@@ -8,8 +8,8 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.program.bound_plan import BoundPlan, ChannelSlice
+from convoy.program.cuda.recording import distinct_stream
 from convoy.program.eager import EagerProgram, LaunchObserver, in_layout, result_slice
-from convoy.program.recording import distinct_stream
 
 
 class MultiStreamProgram(EagerProgram):

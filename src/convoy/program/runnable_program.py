@@ -19,7 +19,7 @@ from convoy.measurement.processes.parallel_compile import ParallelCompile
 from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.bind import PackedSteps, bind
-from convoy.program.cuda_graph import CudaGraphProgram
+from convoy.program.cuda.cuda_graph import CudaGraphProgram
 from convoy.program.eager import EagerProgram
 from convoy.program.native_chains import ChainedProgram
 from convoy.program.verification.verify_plan import Regions

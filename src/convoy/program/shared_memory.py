@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from convoy.program.last_work import LastWork
+from convoy.program.cuda.last_work import LastWork
 from convoy.program.weight_pool import WeightPool
 
 _PRESENT: ContextVar[SharedMemory | None] = ContextVar("convoy_shared_memory", default=None)

@@ -11,8 +11,8 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Buffers, Executable
+from convoy.program.cuda.recording import distinct_stream, recording
 from convoy.program.eager import EagerProgram
-from convoy.program.recording import distinct_stream, recording
 from convoy.schedule.timeline import Span, spans
 
 ROUNDS: Final = 5

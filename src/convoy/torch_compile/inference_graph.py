@@ -20,7 +20,7 @@ from convoy.pipeline.optimize import optimize_model
 from convoy.pipeline.plan_target import device_of, target_for
 from convoy.plan import Plan
 from convoy.program import CudaGraphProgram, Program, build_program
-from convoy.program.recording import first_line
+from convoy.program.cuda.recording import first_line
 from convoy.settings import Settings
 from convoy.torch_compile.dispatch_modes import modes_forbid_tuning, without_modes
 from convoy.torch_compile.result_layout import ResultLayout, layout_of

@@ -41,7 +41,7 @@ from convoy.pipeline.tune_in_time import was_finished
 from convoy.plan import Plan
 from convoy.problem import image_layout
 from convoy.program import CudaGraphProgram, Program
-from convoy.program.recording import first_line
+from convoy.program.cuda.recording import first_line
 from convoy.program.runnable_program import Runnable, eager_of
 from convoy.progress import shown
 from convoy.settings import Settings

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from convoy.program.bound_plan import BoundPlan
+from convoy.program.cuda.recording import distinct_stream
 from convoy.program.lifetimes import slot_users
-from convoy.program.recording import distinct_stream
 from convoy.schedule import buckets
 from convoy.training.allreduce.bucket_completion import BucketCompletion, all_written
 from convoy.training.allreduce.overlapped_allreduce import OverlappedAllReduce

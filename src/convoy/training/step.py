@@ -18,7 +18,7 @@ from convoy.capture.loss_module import LossModule
 from convoy.errors import InputError
 from convoy.plan.plan import Plan
 from convoy.program import calls
-from convoy.program.recording import CAPTURE_FAILURES, first_line
+from convoy.program.cuda.recording import CAPTURE_FAILURES, first_line
 from convoy.program.state.module_state import ModuleState
 from convoy.training.batch_form import BatchForms
 from convoy.training.capturable_optimizers import has_state

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from convoy.program.recording import distinct_stream, recording
+from convoy.program.cuda.recording import distinct_stream, recording
 from convoy.training.capturable_optimizers import capturable
 
 

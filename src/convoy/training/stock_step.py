@@ -27,7 +27,7 @@ from convoy.pipeline.check.rounding import InputPerturbation, fixed_seed, unit_r
 from convoy.pipeline.check.rounding_bound import allowed_baseline
 from convoy.pipeline.check.stock_graph import baseline_run, capture_stock
 from convoy.program import Program
-from convoy.program.cuda_graph import CudaGraphProgram
+from convoy.program.cuda.cuda_graph import CudaGraphProgram
 from convoy.typed_torch import in_memory_format
 
 LEAST_SUSPICIOUS: Final = 1e-3

@@ -19,7 +19,7 @@ from convoy.pipeline.observer import Observer
 from convoy.pipeline.profile_output import profiled
 from convoy.pipeline.tune_in_time import overrun_note
 from convoy.plan import Plan
-from convoy.program.recording import first_line
+from convoy.program.cuda.recording import first_line
 from convoy.progress import shown
 from convoy.settings import Effort, Settings, checked_settings
 from convoy.training.batch_form import ordered

@@ -23,7 +23,7 @@ from convoy.pipeline.check.end_to_end import errors_against, exact_outputs
 from convoy.pipeline.check.end_to_end_check import TIMED_SEPARATELY, ComparedRun
 from convoy.pipeline.check.net_check import NetCheck
 from convoy.problem import ConvProblem, Epilogue
-from convoy.program.recording import forget_library_workspaces, recording
+from convoy.program.cuda.recording import forget_library_workspaces, recording
 
 pytestmark = pytest.mark.gpu
 

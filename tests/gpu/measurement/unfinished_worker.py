@@ -15,7 +15,7 @@ import torch
 from convoy.measurement import capture_recovery
 from convoy.measurement.failure import is_out_of_memory
 from convoy.measurement.timer import captured
-from convoy.program.recording import recording
+from convoy.program.cuda.recording import recording
 
 ROOM = 64 << 20
 PIECE = 24 << 20

@@ -7,7 +7,7 @@ import torch
 
 pytestmark = pytest.mark.gpu
 
-from convoy.program.recording import forget_library_workspaces, recording  # noqa: E402
+from convoy.program.cuda.recording import forget_library_workspaces, recording  # noqa: E402
 
 
 def test_a_graph_keeps_its_librarys_workspace() -> None:

@@ -12,7 +12,7 @@ from convoy.measurement import capture_recovery
 from convoy.measurement.failure import failure_of, is_out_of_memory
 from convoy.measurement.timer import captured
 from convoy.perfdb.row import Status
-from convoy.program.recording import recording
+from convoy.program.cuda.recording import recording
 from tests.unit.program.fake_cuda import ENDED, FakeCuda, install
 
 Launch = Callable[[], object]

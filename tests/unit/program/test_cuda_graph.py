@@ -25,9 +25,10 @@ from convoy.pipeline.check.net_check import NetCheck
 from convoy.pipeline.isolation import isolate
 from convoy.plan import Plan, Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
-from convoy.program import CudaGraphProgram, Program, build_program, recording, runnable_program, step_timeline
+from convoy.program import CudaGraphProgram, Program, build_program, runnable_program, step_timeline
 from convoy.program.bound_plan import BoundPlan, BoundStep
-from convoy.program.last_work import LastWork
+from convoy.program.cuda import recording
+from convoy.program.cuda.last_work import LastWork
 from convoy.program.runnable_program import eager_of
 from convoy.program.shared_memory import SharedMemory, sharing
 from convoy.training import training_job
@@ -394,7 +395,7 @@ def test_programs_of_one_memory_run_one_at_a_time_in_one_pool_and_one_set_of_inp
         pools.append(pool)
         return plain(graph, stream, pool)
 
-    monkeypatch.setattr("convoy.program.cuda_graph.recording", spy)
+    monkeypatch.setattr("convoy.program.cuda.cuda_graph.recording", spy)
     memory = SharedMemory()
     with sharing(memory):
         one, other = graph_of(Adds(cuda)), graph_of(Adds(cuda), Adds(cuda))

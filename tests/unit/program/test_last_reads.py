@@ -11,9 +11,9 @@ import torch
 from convoy.engines.base import Buffers, Executable
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
-from convoy.program import last_reads as module
 from convoy.program.bound_plan import BoundPlan, BoundStep
-from convoy.program.last_reads import LEAST_BYTES, LastReads, last_reads
+from convoy.program.cuda import last_reads as module
+from convoy.program.cuda.last_reads import LEAST_BYTES, LastReads, last_reads
 
 LARGE, SMALL = TensorSpec((LEAST_BYTES // 2,), "fp16"), TensorSpec((LEAST_BYTES // 2 - 1,), "fp16")
 KERNEL, COPY = "kernel", "copy"
@@ -66,6 +66,7 @@ class FakeDriver:
         windows: (node, address, bytes) of each window that was set.
         most: the largest window.
         refuses: whether setting one fails.
+        invalid: whether the capture has become invalid.
     """
 
     class CUgraph:
@@ -81,13 +82,13 @@ class FakeDriver:
     def __init__(self, most: int = 1 << 27, *, refuses: bool = False) -> None:
         self.nodes: list[str] = []
         self.windows: list[tuple[str, int, int]] = []
-        self.most, self.refuses = most, refuses
+        self.most, self.refuses, self.invalid = most, refuses, False
 
     def CUstream(self, handle: int) -> int:
         return handle
 
     def cuStreamGetCaptureInfo(self, stream: int) -> tuple[object, ...]:
-        return 0, "active", 1, self.CUgraph(), None, 0
+        return (901,) if self.invalid else (0, "active", 1, self.CUgraph(), None, 0)
 
     def cuGraphGetNodes(self, graph: CUgraph, count: int) -> tuple[object, ...]:
         assert graph.handle == 7
@@ -156,3 +157,8 @@ def test_a_gpu_without_windows_gets_none_and_a_small_limit_holds(planted: FakeDr
 def test_a_driver_that_refuses_leaves_the_graph_as_it_is(planted: FakeDriver):
     planted.refuses = True
     assert observed(planted, [["kernel a"]], {0: 0})[0] == 0
+
+
+def test_an_invalid_capture_is_left_to_its_end(planted: FakeDriver):
+    planted.invalid = True
+    LastReads({0: 0}, STREAM).after(0, [torch.zeros(3)])

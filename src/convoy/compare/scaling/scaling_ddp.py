@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from convoy.compare.scaling.scaling_clocks import Step, agreed, peak_bytes, wait
 from convoy.compare.scaling.scaling_setup import ProviderSteps, Stage, TrainingSetup, loss_of
 from convoy.errors import InputError
-from convoy.program.recording import first_line, recording
+from convoy.program.cuda.recording import first_line, recording
 from convoy.typed_torch import backward, torch_compile
 
 _DDP_WORDS: Final = inspect.signature(DistributedDataParallel).parameters

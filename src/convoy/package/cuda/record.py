@@ -20,9 +20,9 @@ from convoy.package.cuda.tensor_map import with_address
 from convoy.package.program_file import PackedTensor
 from convoy.problem import ANY_LAYOUT
 from convoy.program import BoundPlan
+from convoy.program.cuda.recording import distinct_stream, recording
 from convoy.program.eager import EagerProgram, empty
 from convoy.program.multi_stream import MultiStreamProgram
-from convoy.program.recording import distinct_stream, recording
 
 _WARMUP_CALLS: Final = 2
 """Runs before a capture: the first loads kernels, the second initialises nothing more."""

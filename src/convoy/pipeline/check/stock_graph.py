@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from convoy.engines.torch_flags import convolutions
-from convoy.program.recording import CAPTURE_FAILURES, recording
+from convoy.program.cuda.recording import CAPTURE_FAILURES, recording
 
 
 def baseline_run(

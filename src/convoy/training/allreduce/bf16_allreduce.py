@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from convoy.program.recording import distinct_stream
+from convoy.program.cuda.recording import distinct_stream
 from convoy.training.allreduce.gradient_allreduce import GradientAllReduce, memory_order, put_averages
 from convoy.typed_torch import all_gather_flat, all_to_all, foreach_add, foreach_copy, split
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from convoy.program.recording import distinct_stream
+from convoy.program.cuda.recording import distinct_stream
 from convoy.schedule import allreduce_buckets
 from convoy.typed_torch import all_reduce, foreach_add, foreach_copy, split
 

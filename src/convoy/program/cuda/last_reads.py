@@ -2,7 +2,7 @@
 
     x (29 MB)  -->  kernel  -->  y (29 MB)  -->  kernel
                     |
-                    nobody reads x again, yet as the cache fills, x takes the room of y
+                    nobody reads x again, yet as the cache fills, x takes the space of y
 
 A kernel node of a graph may have an access policy window (CUDA Programming Guide, "Device memory L2 access management"). Here it
 lies over the largest value that the kernel is the last to read, and its reads count as streaming. Kernels and results stay as
@@ -55,7 +55,8 @@ class LastReads:
 
     def after(self, index: int, slots: Sequence[torch.Tensor | None]) -> None:
         """Remember how many nodes the graph has now, and where a value lies that was read for the last time."""
-        self._nodes.append(len(_nodes_of(_captured_graph(self._stream))))
+        graph = _captured_graph(self._stream)
+        self._nodes.append(0 if graph is None else len(_nodes_of(graph)))
         value = slots[self._slots[index]] if index in self._slots else None
         if value is not None:
             self._windows[index] = value.data_ptr(), value.numel() * value.element_size()
@@ -80,11 +81,13 @@ class LastReads:
         return marked
 
 
-def _captured_graph(stream: torch.cuda.Stream) -> Any:
-    """The graph to which a stream's launches are added."""
+def _captured_graph(stream: torch.cuda.Stream) -> Any | None:
+    """The graph to which a stream's launches are added; None if the capture has become invalid, which its end will say."""
     cuda = driver()
     found = cuda.cuStreamGetCaptureInfo(cuda.CUstream(stream.cuda_stream))
-    return next(value for value in found if isinstance(value, cuda.CUgraph))  # its place differs between versions
+    return next(
+        (value for value in found if isinstance(value, cuda.CUgraph)), None
+    )  # its place differs between versions
 
 
 def _nodes_of(graph: Any) -> list[Any]:

@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 
 from convoy.program.bound_plan import BoundPlan
+from convoy.program.cuda.last_reads import LastReads, last_reads
+from convoy.program.cuda.last_work import LastWork, StreamIds
+from convoy.program.cuda.recording import CAPTURE_FAILURES, distinct_stream, first_line, recording
 from convoy.program.eager import EagerProgram, empty
-from convoy.program.last_reads import LastReads, last_reads
-from convoy.program.last_work import LastWork, StreamIds
 from convoy.program.multi_stream import MultiStreamProgram
-from convoy.program.recording import CAPTURE_FAILURES, distinct_stream, first_line, recording
 from convoy.program.shared_memory import SharedMemory, present_memory
 
 _WARMUP_CALLS = 2
@@ -39,7 +39,7 @@ class CudaGraphProgram:
         eager: the program that launches the kernels one by one. Other CUDA graphs may capture it.
         inputs: the static input buffers.
         refused: the error of the capture; empty if it succeeded.
-        last_reads: kernels whose reads of a large value the cache evicts first (`convoy.program.last_reads`).
+        last_reads: kernels whose reads of a large value the cache evicts first (`convoy.program.cuda.last_reads`).
 
     Raises:
         OutOfMemoryError: the graph does not fit in the GPU's memory.

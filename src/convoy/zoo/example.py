@@ -97,13 +97,14 @@ def example_args(
     """Inputs without images: standard normal, seeded.
 
     A model with an attribute `example_input_array` (a tensor or a tuple, the name that PyTorch Lightning gave it; an
-    exported program has one too) is fed with that when neither batch nor size is given. Else one tensor
-    [batch, c, height, width] is made, with c as the model's first convolution wants it.
+    exported program has one too) is fed with that when neither batch nor size is given. Where it is one tensor, the input has
+    its channels, and its batch or its size where the other one is given. Else one tensor [batch, c, height, width] is made,
+    with c as the model's first convolution wants it.
 
     Args:
         model: that will be called.
-        batch: images; None: 1.
-        size: pixels; one number for square images, or (height, width); None: `default_size`.
+        batch: images; None: the example's, else 1.
+        size: pixels; one number for square images, or (height, width); None: the example's, else `default_size`.
         dtype: of the tensor.
         default_size: `input_size(name)` of the model.
 
@@ -120,8 +121,34 @@ def example_args(
         args: tuple[Any, ...] = own if is_tuple(own) else (own,)
         return tuple(a.to(kind) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
     generator = torch.Generator().manual_seed(0)
+    only = _only_example(model)
+    if only is not None and only.dim() >= (1 if size is None else 4):
+        shape = (batch or only.shape[0], *only.shape[1:])
+        if size is not None:
+            shape = (*shape[:-2], *sides(size))
+        return (torch.randn(shape, generator=generator).to(kind) if only.is_floating_point() else _tiled(only, shape),)
     shape = clip_shape(model, batch or 1, input_channels(model), wanted)
     return (torch.randn(shape, generator=generator).to(kind),)
+
+
+def example_size(model: nn.Module) -> ImageSize | None:
+    """(height, width), pixels, of the images that a model has as its own example; None where it has none."""
+    only = _only_example(model)
+    return (only.shape[-2], only.shape[-1]) if only is not None and only.dim() >= 4 else None
+
+
+def _only_example(model: nn.Module) -> torch.Tensor | None:
+    """A model's own example where that is one tensor with elements."""
+    own = getattr(model, "example_input_array", None)
+    only = own[0] if is_tuple(own) and len(own) == 1 else own
+    return only if isinstance(only, torch.Tensor) and only.numel() else None
+
+
+def _tiled(example: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """An example's integers, repeated or cut to another shape: other numbers might be no valid indices."""
+    for dim, side in enumerate(shape):
+        example = example.index_select(dim, torch.arange(side, device=example.device) % example.shape[dim])
+    return example
 
 
 def check_inputs(model: nn.Module, args: tuple[Any, ...], name: str) -> None:

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from convoy.errors import InputError
 from convoy.untrusted import escape_controls, open_file
+from convoy.zoo.model_names import DTYPES
 from convoy.zoo.pt2.load import read_program
 from convoy.zoo.pt2.refusal import RefusedError
 from convoy.zoo.pt2.sizes import check_sizes
@@ -54,7 +55,10 @@ def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.M
     assert program is not None
     other = {p.dtype for p in program.parameters() if p.is_floating_point()} - {dtype}
     if other:
-        raise InputError("dtype", str(dtype), f"{other.pop()}, which {file} was exported in")
+        names = {kind: name for name, kind in DTYPES.items()}
+        found = names.get(other.pop(), "another dtype")
+        todo = f"Give it: --dtype {found} (dtype={found!r})." if found in DTYPES else ""
+        raise InputError("dtype", names.get(dtype, str(dtype)), f"{found}, which {file} was exported in", todo)
     try:
         with _quiet():
             module = program.module(check_guards=checked is None)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError
-from convoy.zoo import example_args, input_size, load_model, model_names, preprocessing
+from convoy.zoo import example_args, example_size, input_size, load_model, model_names, preprocessing
 from convoy.zoo.model_names import split_factory
 
 FACTORIES = """
@@ -137,6 +137,29 @@ def test_example_arguments_are_checked(argument: str, value: int) -> None:
         example_args(nn.Conv2d(3, 4, 3), **{argument: value})
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=str)
+def test_a_batch_or_a_size_alone_keeps_the_rest_of_the_models_own_example(dtype: torch.dtype) -> None:
+    model = nn.Identity()
+    model.example_input_array = torch.arange(2 * 1 * 5 * 6).view(2, 1, 5, 6).to(dtype)
+    (batch,), (size,) = example_args(model, batch=3), example_args(model, size=(4, 7))
+    assert (batch.dtype, batch.shape, size.dtype, size.shape) == (dtype, (3, 1, 5, 6), dtype, (2, 1, 4, 7))
+    assert example_size(model) == (5, 6)
+    if dtype == torch.uint8:  # every number is one of the example's
+        assert torch.equal(batch, model.example_input_array[[0, 1, 0]])
+        assert torch.equal(size, model.example_input_array[:, :, :4, [0, 1, 2, 3, 4, 5, 0]])
+    model.example_input_array = torch.tensor([[1, 2, 3]])  # no image
+    assert torch.equal(example_args(model, batch=2)[0], torch.tensor([[1, 2, 3]] * 2))
+    assert example_size(model) is None
+
+
+def test_a_program_for_any_batch_takes_another_batch_of_its_own_size(tmp_path: Path) -> None:
+    path, batches = tmp_path / "net.pt2", torch.export.Dim("batch", min=1, max=16)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 6 * 6, 2)).eval()
+    torch.export.save(torch.export.export(net, (torch.randn(2, 1, 8, 8),), dynamic_shapes=({0: batches},)), str(path))
+    model = load_model(str(path))
+    assert model(*example_args(model, batch=5)).shape == (5, 2)
+
+
 def test_examples_are_the_same_each_time() -> None:
     model = nn.Conv2d(4, 4, 3)
     (a,), (b,) = example_args(model, default_size=12), example_args(model, default_size=12)
@@ -166,7 +189,9 @@ def test_a_saved_program(program: Path) -> None:
     for words in ({"weights": "DEFAULT"}, {"num_classes": 3}):
         with pytest.raises(InputError, match="has its own weights and classes"):
             load_model(str(program), **words)
-    with pytest.raises(InputError, match="exported in"):
+    with pytest.raises(
+        InputError, match=r"dtype: got 'fp16', expected fp32, which .* was exported in. Give it: --dtype fp32"
+    ):
         load_model(str(program), dtype="fp16")
 
 

@@ -34,11 +34,11 @@ def example(
     Files in folders that cannot be read are listed and left out. Where no batch is given, `data_batch` images are taken of a
     folder of class folders, which is a data set.
     """
-    from convoy.zoo import check_inputs, example_args, load_images, preprocessing
+    from convoy.zoo import check_inputs, example_args, example_size, load_images, preprocessing
     from convoy.zoo.unlabelled import has_classes
 
     wanted = preprocessing(name)
-    default = (info.size if info is not None else None) or wanted.size
+    default = (info.size if info is not None else None) or example_size(model) or wanted.size
     if images:
         data = [path for path in images if path.is_dir() and has_classes(path)]
         if data and batch is None and data_batch is not None:

@@ -30,7 +30,7 @@ EXPORT = ("--trust", "--batches", "2,1", "--size", "16", "--effort", "none", "--
 
 def results(text: str) -> list[str]:
     """The lines of inputs."""
-    return re.findall(r"^input \d: largest output \d .*$", text, re.MULTILINE)
+    return re.findall(r"^(?:input \d|images/\d\.png): largest output \d .*$", text, re.MULTILINE)
 
 
 def test_a_package_is_exported_and_run(convoy_command: Command, folder: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_package_is_exported_and_run(convoy_command: Command, folder: Path) ->
         "export", "pooled.py:pooled", *EXPORT, "--batch", "2", "-o", "no.convoy"
     )
     built = convoy_command.works("run", "net.convoy", "--input", "images/")
-    assert len(results(built)) == 3
+    assert [line.partition(":")[0] for line in results(built)] == [f"images/{index}.png" for index in range(3)]
     assert results(convoy_command.works("run", "net.convoy", "--trust", "--input", "images/")) == results(built)
     assert len(results(convoy_command.works("run", "net.convoy"))) == 2
     found = json.loads(convoy_command.works("run", "net.convoy", "--json"))

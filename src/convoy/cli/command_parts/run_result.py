@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LargestOutput:
-    """The largest number of a sample's first output: its place in the flattened output, and its value."""
+    """The largest number of a sample's first output.
+
+    Attributes:
+        index: its place in the flattened output.
+        value: its value.
+        name: the image's file, or the number of the sample.
+    """
 
     index: int
     value: float
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +79,18 @@ class RunResult:
         }
 
 
-def largest_outputs(outputs: Sequence[torch.Tensor]) -> tuple[LargestOutput, ...]:
-    """The largest output of each sample of some calls' first outputs, each [n, ...] or one-dimensional for one sample."""
+def largest_outputs(outputs: Sequence[torch.Tensor], names: Sequence[str] = ()) -> tuple[LargestOutput, ...]:
+    """The largest output of each sample.
+
+    Args:
+        outputs: first outputs of some calls, each [n, ...], or one-dimensional for one sample.
+        names: of the samples, of which the first so many are reported; empty: all are, by their numbers.
+    """
     rows = [row for one in outputs for row in (one.flatten(1) if one.dim() > 1 else one[None])]
-    return tuple(LargestOutput(int(row.argmax()), float(row.max())) for row in rows)
+    called = names or [f"input {index}" for index in range(len(rows))]
+    return tuple(
+        LargestOutput(int(row.argmax()), float(row.max()), name) for row, name in zip(rows, called, strict=False)
+    )
 
 
 def say_json(result: RunResult) -> None:
@@ -85,7 +100,7 @@ def say_json(result: RunResult) -> None:
 
 def say_outputs(result: RunResult) -> None:
     """Print the largest output of each sample, and the times."""
-    for index, output in enumerate(result.outputs):
-        say(f"input {index}: largest output {output.index} ({output.value:.4g})")
+    for output in result.outputs:
+        say(f"{output.name}: largest output {output.index} ({output.value:.4g})")
     for latency in result.latencies:
         say(f"{latency.name:8} {latency.median_ms:.3f} ms +- {latency.spread_ms:.3f}")

@@ -132,8 +132,12 @@ def test_the_python_of_a_page_runs(page: str, monkeypatch: pytest.MonkeyPatch, t
         # Engines of the reader's own, which a page names, are in no module here.
         return dataclasses.replace(given, effort=convoy.Effort.NONE, db=tmp_path / "perf.db", engines=())
 
-    for name in ("convoy.pipeline.optimize", "convoy.training.tune_step"):  # attributes of these names may be functions
-        monkeypatch.setattr(sys.modules[name], "checked_settings", unmeasured)
+    for name in (
+        "pipeline.optimize",
+        "pipeline.replay.load",
+        "training.tune_step",
+    ):  # these may be functions as attributes
+        monkeypatch.setattr(sys.modules[f"convoy.{name}"], "checked_settings", unmeasured)
     keep_plans(monkeypatch)
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("page")  # pickles look up its classes there

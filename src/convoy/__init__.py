@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from convoy.package.export import export as export
     from convoy.package.opening import open as open  # noqa: A004
     from convoy.package.packaged_module import PackagedModule as PackagedModule
-    from convoy.pipeline.optimize import load as load
     from convoy.pipeline.optimize import optimize as optimize
+    from convoy.pipeline.replay.load import load as load
     from convoy.program.optimized_module import OptimizedModule as OptimizedModule
     from convoy.training.step import TrainingStep as TrainingStep
     from convoy.training.tune_step import training_step as training_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from convoy.pipeline.optimize import OptimizeResult, load, optimize, optimize_model
+from convoy.pipeline.optimize import OptimizeResult, optimize, optimize_model
+from convoy.pipeline.replay.load import load
 
 __all__ = ["OptimizeResult", "load", "optimize", "optimize_model"]

@@ -1,44 +1,39 @@
-"""optimize and load: from a module to a faster one with the same results; the stock module runs if nothing is faster."""
+"""optimize: from a module to a faster one with the same results; the stock module runs if nothing is faster."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from convoy import plan as plans
-from convoy.capture.user_hooks import user_hook
 from convoy.collection_pause import collection_paused
 from convoy.deadline import Deadline
 from convoy.dynamic.dims import Call
-from convoy.dynamic.load_sizes import load_sizes
 from convoy.dynamic.read_dynamic import read_dynamic
 from convoy.dynamic.tune_sizes import tune_sizes
 from convoy.engines.competition import competing_engines
-from convoy.errors import CaptureError, InputError, PlanError
+from convoy.errors import CaptureError
 from convoy.pipeline.by_parts.parts import PartsJob, optimize_parts
-from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.improve import improved
 from convoy.pipeline.isolation import isolate, preserve_global_state
 from convoy.pipeline.model_arguments import checked_model, checked_name
 from convoy.pipeline.observer import Observer
-from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult, stock_result
-from convoy.pipeline.plan_target import arguments_of, check_target, device_of, target_for, warn_of_changes
+from convoy.pipeline.optimize_result import OptimizeResult, stock_result
+from convoy.pipeline.plan_target import device_of, target_for
 from convoy.pipeline.profile_output import profiled
+from convoy.pipeline.replay.program_of_plan import program_of_plan, why_no_program
 from convoy.pipeline.tune_in_time import overrun_note
 from convoy.pipeline.whole_model import tune_whole
 from convoy.plan import Plan
-from convoy.program import OptimizedModule, Program, build_program
+from convoy.program import OptimizedModule, Program
 from convoy.program.call_forms import checked_arguments
 from convoy.progress import shown
-from convoy.settings import Effort, Numerics, Settings, checked_settings
+from convoy.settings import Settings, checked_settings
 from convoy.tuning_profile import phase
 from convoy.user_warning import warn_user
 
@@ -159,7 +154,7 @@ def _tuned(
     with phase("device and engines"), collection_paused():
         target = target_for(device_of(model, args, kwargs))
         competing_engines(settings)  # raises InputError for unknown ids
-    reason = _why_not(model)
+    reason = why_no_program(model)
     if not reason:
         try:
             tuner = ModelTuner(name, settings)
@@ -186,12 +181,6 @@ def _tuned(
     )
 
 
-def _why_not(model: nn.Module) -> str:
-    """Why no program can replace the model in its present state; empty if one can."""
-    hook = user_hook(model)
-    return f"{hook}, which a program would not call (remove it, or call optimize before adding it)" if hook else ""
-
-
 @dataclass(frozen=True, slots=True)
 class ModelTuner:
     """Makes programs for an OptimizedModule: by tuning for further shapes, or from a plan for new weights. It can be pickled."""
@@ -205,7 +194,7 @@ class ModelTuner:
             result = optimize_model(model, args, name=self.name, settings=self.settings, kwargs=kwargs)
             return result.program.programs[0]
         with preserve_global_state():
-            return _program_for(plan, model, args, kwargs, self.settings)
+            return program_of_plan(plan, model, args, kwargs, self.settings)
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a copy of the model returns for copies of these arguments. Random numbers are the same in every run."""
@@ -228,67 +217,3 @@ class ModelTuner:
             )
 
         return improved(program, args, kwargs, self.settings, time_s, tune)
-
-
-def load(
-    model: nn.Module,
-    path: str | Path | Sequence[str | Path],
-    args: tuple[Any, ...] | list[Any] | torch.Tensor = (),
-    kwargs: dict[str, Any] | None = None,
-    *,
-    settings: Settings | None = None,
-) -> OptimizedModule:
-    """Run a model by a saved plan, without measuring.
-
-    Args:
-        model: the model that the plan was made for.
-        path: the plan's file. With several shapes, one file each; the first is for `args`. Plans that a module for ranges of
-            sizes has saved are one file; `args` may have any sizes within the ranges.
-        args: inputs of the plan's shapes, as a tuple.
-        kwargs: inputs by the names of the parameters of the model's `forward`.
-        settings: `engines`, `static_outputs` and `db` are used.
-
-    Raises:
-        PlanError: the plan is malformed, or was made for another model, shape, device or version.
-    """
-    stock, options = checked_model(model), checked_settings(settings)
-    given, named = checked_arguments(stock, args, kwargs)
-    paths = plans.paths_of(path)
-    first = plans.load_plans(paths[0])
-    with preserve_global_state():
-        if isinstance(first, plans.PlansForSizes):
-            if len(paths) > 1:
-                raise InputError("path", [str(one) for one in paths], "one file of plans for several sizes, alone")
-            tuner = ModelTuner(first.programs[0].plan.model, options)
-            return load_sizes(stock, first, (given, named), tuner, options.check)
-        program = _program_for(first, stock, given, named, options)
-        module = OptimizedModule(stock, program, given, named, ModelTuner(first.model, options), options.check)
-        for further in paths[1:]:
-            plan = plans.load(further)
-            others = arguments_of(plan, given, named)
-            module.add(*others, _program_for(plan, stock, *others, options))
-    return module
-
-
-def _program_for(
-    plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
-) -> Program:
-    """Bind a saved plan to a model, after checking that it is for this model, shape and target."""
-    target = target_for(device_of(model, args, kwargs))
-    check_target(plan, target)
-    hook = _why_not(model)
-    if hook:
-        warn_user(f"{hook}: PyTorch runs {plan.model} as it is")
-    if hook or plan.graph_digest == NO_GRAPH:
-        return Program(dataclasses.replace(plan, baseline=True, steps=()), None, None)
-    # Regions of all engines' patterns: the plan has made its choice.
-    whole = dataclasses.replace(
-        settings, numerics=Numerics(plan.numerics), only_engines=(), deny_engines=(), effort=Effort.FULL
-    )
-    net = captured_net(plan.model, isolate(model, args, kwargs), whole, target)
-    shapes = tuple(str(net.captured.graph.values[name].spec) for name in net.captured.graph.inputs)
-    if shapes != plan.inputs:
-        raise PlanError("plan.inputs", plan.inputs, f"the shapes given, {shapes}", "Tune for these shapes.")
-    program = build_program(plan, net.captured, net.regions_by_nodes, net.target, settings)
-    warn_of_changes(plan, program.plan)
-    return program

@@ -13,7 +13,7 @@ from torch import nn
 import convoy
 from convoy.engines.compilers import host_compiler
 from convoy.errors import InputError, PlanError
-from convoy.pipeline.optimize import load
+from convoy.pipeline.replay.load import load
 from tests.unit.package.conftest import Block, Mixed, X, seeded, stock
 from tests.unit.pipeline.untimed import plans_kept
 from tests.unit.program.fast_net import always_kept

@@ -14,7 +14,8 @@ from torch import nn
 from convoy.engines.activation_sparsity import CURVE, SparsityShares, bucket_of
 from convoy.engines.compilers import host_compiler
 from convoy.perfdb import Database
-from convoy.pipeline.optimize import OptimizeResult, load, optimize_model
+from convoy.pipeline.optimize import OptimizeResult, optimize_model
+from convoy.pipeline.replay.load import load
 from convoy.settings import Settings
 from convoy.tune import SearchResult
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from convoy.pipeline import schedules
 from convoy.pipeline.check import end_to_end, stock_graph
 from convoy.pipeline.check.net_check import NetCheck
 from convoy.pipeline.isolation import isolate
+from convoy.pipeline.replay import program_of_plan
 from convoy.plan import Plan, Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program import CudaGraphProgram, Program, build_program, runnable_program, step_timeline
@@ -34,7 +34,6 @@ from convoy.program.shared_memory import SharedMemory, sharing
 from convoy.training import training_job
 from tests.unit.program.fake_cuda import CPU, ENDED, REFUSED, FakeCuda, FakeStream, install
 
-optimize = importlib.import_module("convoy.pipeline.optimize")  # the package has a function of that name
 X = torch.tensor([1.0, 2.0, 3.0])
 SPEC = TensorSpec((3,), "fp32")
 NOTE = f"the launches could not be captured as a CUDA graph and run one by one: {REFUSED}"
@@ -275,14 +274,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> convoy.Settings:
 def saved(settings: convoy.Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of the net."""
     path = tmp_path_factory.mktemp("plan") / "net.plan.json"
-    optimize.optimize(Net(), torch.zeros(4, 3), settings=settings).save(path)
+    convoy.optimize(Net(), torch.zeros(4, 3), settings=settings).save(path)
     return path
 
 
 @pytest.fixture
 def refusing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """A machine whose target is a GPU, on which the last launch of a net cannot be captured: the CPU's engines, told so."""
-    detected, bind = optimize.target_for, runnable_program.bind
+    detected, bind = program_of_plan.target_for, runnable_program.bind
 
     def on_cpu(plan: Plan, captured: Any, regions: Any, target: Any, *others: Any, **words: Any) -> BoundPlan:
         made = bind(plan, captured, regions, detected("cpu"), *others, **words)
@@ -309,8 +308,8 @@ def refusing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
     monkeypatch.setattr(runnable_program, "bind", on_cpu)
     monkeypatch.setattr(runnable_program, "CudaGraphProgram", OnCpu)
-    monkeypatch.setattr(optimize, "target_for", as_gpu)
-    monkeypatch.setattr(optimize, "check_target", lambda plan, target: None)
+    monkeypatch.setattr(program_of_plan, "target_for", as_gpu)
+    monkeypatch.setattr(program_of_plan, "check_target", lambda plan, target: None)
     return cuda
 
 
@@ -330,10 +329,10 @@ def test_a_net_that_cannot_be_captured_is_checked_against_pytorchs_launches(
 ):
     model, x = Net().eval(), torch.randn(4, 3)
     model.cuda_state = refusing
-    target = optimize.target_for("cpu")
+    target = program_of_plan.target_for("cpu")
     isolated = isolate(model, (x,), {})
     isolated.model.cuda_state = refusing
-    net = optimize.captured_net("net", isolated, settings, target)
+    net = program_of_plan.captured_net("net", isolated, settings, target)
     plan, program = schedules.build_fastest(plans.load(saved), net, dataclasses.replace(settings, streams=1))
     assert plan.notes[-1] == NOTE
     monkeypatch.setattr(end_to_end, "LEAST_ROUND_S", 1e-4)

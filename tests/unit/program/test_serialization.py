@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import sys
 import warnings
 
 import pytest
@@ -16,6 +15,7 @@ from torch.testing import assert_close
 
 import convoy
 from convoy.errors import InputError, PlanError
+from convoy.pipeline.replay import program_of_plan
 from convoy.program.optimized_module import OptimizedModule
 from convoy.training.step import TrainingStep
 from tests.unit.program.fast_net import Classifier, X, Y, always_kept, classifier, sgd
@@ -97,7 +97,7 @@ def test_a_pickle_falls_back_on_another_machine(tuned: OptimizedModule, monkeypa
         raise PlanError("plan.target", "another machine", "this machine")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["convoy.pipeline.optimize"], "check_target", refuse)
+        patch.setattr(program_of_plan, "check_target", refuse)
         with pytest.warns(UserWarning, match=r"cannot be bound here.*another machine"):
             twin = pickle.loads(data)
     assert twin.plan.baseline

@@ -1,0 +1,1 @@
+"""A saved plan on a model: a program of it, without a search."""

@@ -66,7 +66,7 @@ class _Lowering(NodeLowering):
         assert nesting.out_spec is not None
         results = self._outputs(next(node for node in nodes if node.op == "output"))
         arguments = Structure(nesting.in_spec, leaves, plain=plain and all(leaf is None for leaf in leaves))
-        nested = Structure(nesting.out_spec, results)
+        nested = Structure.of_results(nesting.out_spec, results)
         return Lowered(
             self.draft, arguments, nested, tuple(self.overwritten), tuple(self.strides), tuple(self.returned)
         )

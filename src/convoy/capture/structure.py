@@ -48,6 +48,26 @@ class Structure:
         self._single = spec.is_leaf() and list(leaves) == [None]
         self._tensors_alone = plain and not self._names and all(leaf is None for leaf in leaves)
 
+    @classmethod
+    def of_results(cls, spec: pytree.TreeSpec, leaves: Sequence[Leaf]) -> Structure:
+        """The nesting of results. A `torch.Size` of numbers becomes one constant: PyTorch would nest it as a plain tuple."""
+        rest, kept, leaf = iter(leaves), list[Leaf](), pytree.tree_structure(0)
+
+        def with_sizes(nested: pytree.TreeSpec) -> pytree.TreeSpec:
+            if nested.is_leaf():
+                kept.append(next(rest))
+                return leaf
+            if nested.type is torch.Size:
+                sides = [next(rest) for _ in nested.children()]
+                if None not in sides:
+                    kept.append(ConstantLeaf(torch.Size(side.value for side in sides if side is not None)))
+                    return leaf
+                kept.extend(sides)
+                return nested
+            return pytree.TreeSpec(nested.type, nested.context, [with_sizes(child) for child in nested.children()])
+
+        return cls(with_sizes(spec), kept)
+
     @property
     def spec(self) -> pytree.TreeSpec:
         """The exporter's spec."""

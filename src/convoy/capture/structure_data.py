@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
+import torch
 from torch.utils import _pytree as pytree
 
 from convoy.capture.structure import ConstantLeaf, Leaf, Structure
@@ -26,7 +27,7 @@ def structure_data(structure: Structure, what: str) -> Any:
     """A structure as JSON types.
 
     A tensor is `"tensor"`; the rest are `["tuple", ...]`, `["list", ...]`, `["dict", [key, value], ...]`, `["none"]` and
-    `["constant", value]`.
+    `["constant", value]`. A `torch.Size` is a tuple.
 
     Raises:
         InputError: naming `what`, for containers and constants of other types.
@@ -53,6 +54,8 @@ def _data(value: object, what: str) -> Any:
     if isinstance(value, _Tensor):
         return "tensor"
     if isinstance(value, ConstantLeaf):
+        if isinstance(value.value, torch.Size):
+            return ["tuple", *(["constant", side] for side in value.value)]
         if type(value.value) not in _CONSTANTS:
             raise InputError(what, value.value, "tensors, numbers, texts and None", "A package holds nothing else.")
         return ["constant", value.value]

@@ -13,6 +13,7 @@ from torch import nn
 
 from convoy.capture import Captured, capture_inference, captured_function, to_double
 from convoy.capture.draft import Draft
+from convoy.capture.structure_data import structure_data, structure_from_data
 from convoy.errors import CaptureError, InputError
 from convoy.graph.text import digest, parse_graph, print_graph
 from convoy.graph.verify import verify
@@ -219,6 +220,23 @@ def test_plain_tensor_arguments_are_checked_too():
         with pytest.raises(InputError):
             captured.flatten_inputs(wrong)
     assert captured.flatten_inputs((image(1, 3, 8, 8),))[0].shape == (1, 3, 8, 8)
+
+
+def test_a_size_that_is_returned_stays_a_size():
+    """PyTorch's exporter, and its pytrees, give a plain tuple in place of a `torch.Size`, which has `numel`."""
+
+    class Sizes(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x.shape, {"of images": x.shape[2:], "none": x[0, 0, 0, 0].shape}, x + 1, x.size(0)
+
+    x = torch.randn(2, 3, 4, 5)
+    captured = capture_inference(Sizes(), (x,))
+    found, wanted = captured.results.unflatten([x + 1]), Sizes()(x)
+    assert found[:2] == wanted[:2]
+    assert [type(size) for size in (found[0], *found[1].values())] == [torch.Size] * 3
+    assert found[3] == 2
+    again = structure_from_data(structure_data(captured.results, "results"), "results")  # a file has tuples
+    assert again.unflatten([x + 1])[:2] == wanted[:2]
 
 
 def test_an_input_returned_unchanged_is_the_input():

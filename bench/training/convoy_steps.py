@@ -16,7 +16,7 @@ from convoy import plan as plans
 from convoy.pipeline.measure_net import CUT
 from convoy.plan import Plan
 from convoy.schedule import parallel_steps
-from convoy.training import train_model
+from convoy.training import tune_training_step
 from convoy.training.step_program import StepOptions
 
 
@@ -63,7 +63,7 @@ def tuned(case: Case, run: Run, **changes: Any) -> tuple[Step, Plan, str]:
 
     optimizer, options = optimizer_of(model, case.device), StepOptions(amp=case.amp)
     settings = run.settings(time_s=max(1.0, min(run.time_s, run.left_s - LEAST_S)), **changes)
-    result = train_model(model, loss_of, optimizer, (x, y), options=options, settings=settings, name=case.net)
+    result = tune_training_step(model, loss_of, optimizer, (x, y), options=options, settings=settings, name=case.net)
     step = result.step
     cut = " cut" if any(CUT in line for line in step.notes) else ""
     note = f"tuning_s={time.perf_counter() - start:.0f}{cut}"
@@ -80,7 +80,7 @@ def replayed(case: Case, run: Run, plan: Plan) -> Step:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         plans.save(plan, path)
-        step = train_model(
+        step = tune_training_step(
             model,
             loss_of,
             optimizer_of(model, case.device),

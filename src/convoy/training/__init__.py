@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from convoy.training.training_job import TrainingResult
-from convoy.training.tune_step import train_model, training_step
+from convoy.training.tune_step import training_step, tune_training_step
 
-__all__ = ["TrainingResult", "train_model", "training_step"]
+__all__ = ["TrainingResult", "training_step", "tune_training_step"]

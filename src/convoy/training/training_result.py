@@ -13,7 +13,7 @@ from convoy.tuning_profile import TuningProfile
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What `train_model` found.
+    """What `tune_training_step` found.
 
     Attributes:
         step: the step to call.

@@ -107,7 +107,7 @@ def observed_training_step(
 ) -> TrainingStep:
     """`training_step` with its options as one value; `observer` is told of the progress."""
     try:
-        return train_model(
+        return tune_training_step(
             model,
             loss_fn,
             optimizer,
@@ -130,7 +130,7 @@ def observed_training_step(
     return uncaptured_step(model, loss_fn, optimizer, batch, options, name, reason)
 
 
-def train_model(
+def tune_training_step(
     model: nn.Module,
     loss_fn: Callable[..., torch.Tensor],
     optimizer: torch.optim.Optimizer,
@@ -143,7 +143,7 @@ def train_model(
     observer: Observer | None = None,
     deadline: Deadline | None = None,
 ) -> TrainingResult:
-    """`training_step`, with everything that was found out.
+    """`training_step` with all results of tuning.
 
     Args:
         model: as for `training_step`.
@@ -164,11 +164,14 @@ def train_model(
     if device.type not in ("cpu", "cuda"):
         raise CaptureError(f"the model is on {device.type}; expected cpu or cuda")
     amp = effective_amp(options.amp, device)
-    # Copies are run and numbers are drawn, which training must not notice.
-    quiet = torch.inference_mode(False), torch.autocast(device.type, enabled=False)
-    display = shown(settings.progress and observer is None)
-    with display as watch, preserve_global_state(), profiled(settings) as recorder, quiet[0], quiet[1]:
-        found = _train_model(
+    with (
+        shown(settings.progress and observer is None) as watch,
+        preserve_global_state(),  # copies are run and numbers are drawn, which training must not notice
+        profiled(settings) as recorder,
+        torch.inference_mode(False),
+        torch.autocast(device.type, enabled=False),
+    ):
+        found = _tune_or_replay(
             model, loss_fn, optimizer, tuple(batch), options, amp, plan, settings, name, observer or watch, deadline
         )
     late = overrun_note(deadline, found.measured)
@@ -177,7 +180,7 @@ def train_model(
     return dataclasses.replace(found, profile=recorder.profile())
 
 
-def _train_model(
+def _tune_or_replay(
     model: nn.Module,
     loss_fn: Callable[..., torch.Tensor],
     optimizer: torch.optim.Optimizer,
@@ -190,6 +193,7 @@ def _train_model(
     watch: Observer,
     deadline: Deadline,
 ) -> TrainingResult:
+    """Tune a step, or replay a plan. Several processes agree on one plan, which the first one selects."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         options = dataclasses.replace(options, group=process_group(model))
         model = unwrapped(model)

@@ -21,7 +21,7 @@ from convoy.pipeline import schedules
 from convoy.pipeline.check import end_to_end
 from convoy.plan import Plan
 from convoy.schedule import parallel_steps
-from convoy.training import overlapped_updates, train_model
+from convoy.training import overlapped_updates, tune_training_step
 from convoy.training.step import TrainingStep
 from convoy.training.step_program import StepOptions
 from tests.gpu.program.branches import FEW, adamw, batches, keep_ours, micro_batches, net, sgd
@@ -421,7 +421,7 @@ def test_early_updates_have_the_bits_of_one_at_the_end(
     for early in (True, False):
         model = net()
         options = StepOptions(early_updates=early)
-        made = train_model(
+        made = tune_training_step(
             model, cross_entropy, maker(model), batches(1)[0], options=options, plan=plan, settings=settings(db)
         )
         losses = [made.step(x, y) for x, y in batches(4) * 10]
@@ -522,7 +522,7 @@ def test_the_timeline_is_the_devices(db: Path, monkeypatch: pytest.MonkeyPatch):
     # What launches take of the device is not seen: else the last schedule to be tried might hold all but one stream back.
     monkeypatch.setattr(schedules, "_shares", lambda _: ())
     model = net()
-    result = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=searched(db, 3))
+    result = tune_training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=searched(db, 3))
     assert not result.plan.baseline, result.plan.notes
     streams = {step.stream for step in result.plan.steps}
     assert len(streams) > 1, result.plan.notes

@@ -14,7 +14,7 @@ from torch.nn.functional import dropout
 import convoy
 from convoy.capture import capture_training
 from convoy.graph.randomness import MEMORY_ORDER
-from convoy.training import train_model
+from convoy.training import tune_training_step
 
 Draw = Callable[[torch.Tensor], torch.Tensor]
 
@@ -76,7 +76,7 @@ def test_a_seed_gives_the_numbers_of_pytorch(what: str, memory_format: torch.mem
         isolate=False, effort="none", solver="baseline", only_engines=("aten",), db=tmp_path / "x.db"
     )
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, stock)]
-    result = train_model(model, mean_square, optimizers[0], (x,), settings=settings)
+    result = tune_training_step(model, mean_square, optimizers[0], (x,), settings=settings)
     assert not result.plan.baseline, result.plan.notes
     for seed in (1, 2):
         torch.manual_seed(seed)

@@ -22,7 +22,7 @@ from convoy.measurement import Peaks
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.stored_plans import start
 from convoy.pipeline.stored_plans.plan_store import FROM_DATABASE, NOT_USED
-from convoy.training import TrainingResult, train_model, training_job
+from convoy.training import TrainingResult, training_job, tune_training_step
 from tests.unit.training.training_nets import batches, net, sgd
 
 SETTINGS = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",))
@@ -218,7 +218,7 @@ def test_dropout_of_channels_last_images_is_that_of_pytorch(settings: convoy.Set
     model = Images()
     x, y = batches(1)[0]
     batch = (x.to(memory_format=torch.channels_last), y)
-    result = train_model(model, cross_entropy, sgd(model), batch, settings=settings)
+    result = tune_training_step(model, cross_entropy, sgd(model), batch, settings=settings)
     assert not result.plan.baseline, result.plan.notes
     (layout,) = {one.layout for one in result.plan.steps if one.pattern == "draw"}
     assert layout == "nhwc"
@@ -242,7 +242,7 @@ def test_a_step_that_is_not_faster_is_the_stock_one(settings: convoy.Settings, m
     monkeypatch.setattr(end_to_end, "is_faster", lambda result, baseline: False)
     model = net()
     chosen = dataclasses.replace(settings, solver="exact")
-    result = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
+    result = tune_training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
     assert result.plan.baseline
     assert "not faster by more than the spread" in result.plan.notes[-1]
     assert result.summary.speedup == 1
@@ -263,7 +263,7 @@ def test_a_step_whose_gradients_are_wrong_as_a_whole_is_the_stock_one(tmp_path: 
     monkeypatch.setattr(end_to_end, "errors_against", planted)
     model = net()
     chosen = dataclasses.replace(SETTINGS, solver="exact", db=tmp_path / "perf.db")
-    result = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
+    result = tune_training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
     assert result.plan.baseline
     assert "gradients' error of 5.00e-01" in result.plan.notes[-1]
 
@@ -284,7 +284,7 @@ def reordered(settings: convoy.Settings) -> TrainingResult:
     torch.manual_seed(1)
     model = Reordered()
     chosen = dataclasses.replace(settings, solver="exact", deterministic=True)
-    return train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
+    return tune_training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
 
 
 def test_a_steady_step_that_is_not_faster_is_kept_where_pytorchs_own_may_differ(
@@ -304,7 +304,7 @@ def test_a_steady_step_that_is_not_faster_is_the_stock_one_where_that_is_steady_
     monkeypatch.setattr(end_to_end, "is_faster", lambda result, baseline: False)
     model = net()
     chosen = dataclasses.replace(settings, solver="exact", deterministic=True)
-    assert train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen).plan.baseline
+    assert tune_training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen).plan.baseline
 
 
 def test_a_steady_step_with_wrong_gradients_is_refused_where_pytorchs_own_may_differ(
@@ -324,7 +324,7 @@ def test_a_steady_step_with_wrong_gradients_is_refused_where_pytorchs_own_may_di
 
 def test_the_timeline_holds_every_step_in_order(settings: convoy.Settings):
     model = net()
-    summary = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=settings).summary
+    summary = tune_training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=settings).summary
     assert len(summary.timeline) == len([layer for layer in summary.layers if layer.engine])
     starts = [span.start_us for span in summary.timeline]
     assert starts == sorted(starts)
@@ -336,7 +336,7 @@ def test_the_timeline_holds_every_step_in_order(settings: convoy.Settings):
 
 def test_the_summary_holds_all_three_directions(settings: convoy.Settings):
     model = net()
-    summary = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=settings).summary
+    summary = tune_training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=settings).summary
     assert summary.batch == 4
     directions = {layer.problem.split(":")[1] for layer in summary.layers if layer.problem.startswith("conv:")}
     assert directions == {"fprop", "dgrad", "wgrad"}
@@ -466,7 +466,7 @@ def test_a_finished_search_is_not_made_again(tmp_path: Path, monkeypatch: pytest
     search = training_job.tune_in_time
     monkeypatch.setattr(training_job, "tune_in_time", lambda *given: (stages.append("search"), search(*given))[1])
     models = [net(), net()]
-    found = [train_model(m, cross_entropy, sgd(m), batches(1)[0], settings=settings) for m in models]
+    found = [tune_training_step(m, cross_entropy, sgd(m), batches(1)[0], settings=settings) for m in models]
     first, second = found
     assert stages == ["search"]
     assert second.plan.steps == first.plan.steps
@@ -481,7 +481,7 @@ def test_a_finished_search_is_not_made_again(tmp_path: Path, monkeypatch: pytest
 def test_a_stored_step_with_wrong_gradients_is_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = dataclasses.replace(SETTINGS, db=tmp_path / "perf.db")
     model = net()
-    train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=settings)
+    tune_training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=settings)
     build = start.build_program
 
     def wrong(*given: Any) -> Any:
@@ -490,5 +490,5 @@ def test_a_stored_step_with_wrong_gradients_is_searched_again(tmp_path: Path, mo
         return dataclasses.replace(program, runnable=lambda inputs: [tensor * 1.01 for tensor in run(inputs)])
 
     monkeypatch.setattr(start, "build_program", wrong)
-    found = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=settings)
+    found = tune_training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=settings)
     assert any(note.startswith(NOT_USED) and "gradients' error" in note for note in found.plan.notes)

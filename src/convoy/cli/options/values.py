@@ -131,7 +131,7 @@ def train(
     import torch
 
     from convoy.prune.accuracy import class_scores
-    from convoy.training import train_model
+    from convoy.training import tune_training_step
     from convoy.training.step_program import StepOptions
     from convoy.training.trainer.fit import classification_loss
 
@@ -142,7 +142,7 @@ def train(
         classes = class_scores(module(*args)).shape[1]
     labels = torch.randint(0, classes, (args[0].shape[0],), generator=torch.Generator().manual_seed(0))
     module.train()
-    return train_model(
+    return tune_training_step(
         module,
         classification_loss,
         torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1, momentum=0.9),

@@ -21,7 +21,7 @@ from convoy.pipeline import optimize_model
 from convoy.pipeline.check.end_to_end import float_outputs
 from convoy.report.summary import Summary
 from convoy.training.step_program import StepOptions
-from convoy.training.tune_step import train_model
+from convoy.training.tune_step import tune_training_step
 from convoy.zoo import parse_dtype
 
 
@@ -70,7 +70,7 @@ def _train(case: Case, material: CaseInputs) -> BuiltModel:
     stock = FrameworkStep(net, case)  # its optimizer and scaler: the same as PyTorch's own step has
     options = StepOptions(amp=parse_dtype(case.dtype) if case.dtype != "fp32" else None, scaler=stock.scaler)
     start = time.perf_counter()
-    result = train_model(
+    result = tune_training_step(
         net.model,
         first_output_loss,
         stock.optimizer,

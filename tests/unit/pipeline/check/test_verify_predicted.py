@@ -21,7 +21,7 @@ from convoy.pipeline.optimize import optimize_model
 from convoy.problem import EngineConfig
 from convoy.settings import Settings
 from convoy.torch_compile.training_graph import TracedGraph
-from convoy.training.tune_step import train_model
+from convoy.training.tune_step import tune_training_step
 from convoy.tune import SearchResult
 
 
@@ -105,7 +105,7 @@ def test_a_step_is_proven_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     model, path = net(), tmp_path / "rows.db"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = (image(), torch.tensor([0, 1]))
-    result = train_model(model, nn.functional.cross_entropy, optimizer, batch, settings=settings(path, "wrong"))
+    result = tune_training_step(model, nn.functional.cross_entropy, optimizer, batch, settings=settings(path, "wrong"))
     with Database.open(path, shipped=False) as database:
         assert {row.status for row in database.rows() if row.config.engine == "wrong"} == {Status.WRONG_RESULT}
     assert not result.plan.baseline or not any("error of" in note for note in result.plan.notes)

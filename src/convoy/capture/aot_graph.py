@@ -21,6 +21,7 @@ from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.remove_restrides import remove_restrides
 from convoy.capture.passes.split_backward import split_backward
 from convoy.capture.passes.three_dimensional import three_dimensional
+from convoy.capture.passes.total_dropout import total_dropout
 from convoy.capture.passes.transposed_convolutions import transposed_convolutions
 from convoy.capture.passes.unset_values import unset_values
 from convoy.capture.structure import ConstantLeaf, Leaf, Structure
@@ -28,6 +29,7 @@ from convoy.errors import CaptureError
 
 PASSES = (
     remove_identities,
+    total_dropout,
     unset_values,
     regular_pools,
     one_dimensional,

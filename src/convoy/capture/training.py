@@ -24,6 +24,7 @@ from convoy.capture.passes.regular_pools import regular_pools
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.split_backward import split_backward
 from convoy.capture.passes.three_dimensional import three_dimensional
+from convoy.capture.passes.total_dropout import total_dropout
 from convoy.capture.passes.transposed_convolutions import transposed_convolutions
 from convoy.capture.passes.unset_values import unset_values
 from convoy.capture.structure import Leaf, Structure
@@ -34,6 +35,7 @@ from convoy.graph.randomness import draws_random
 
 PASSES: Final = (
     remove_identities,
+    total_dropout,
     unset_values,
     regular_pools,
     fold_constants,

@@ -46,6 +46,7 @@ DRAWS: dict[str, Draw] = {
     "rows": of_rows,
     "uniform": lambda y: y * torch.rand_like(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
     "normal": lambda y: y + torch.randn_like(y.transpose(2, 3)).transpose(2, 3),
+    "nothing for a dropout of everything": lambda y: dropout(y + dropout(y, 1.0), 0.3),
     "whole channels": lambda y: nn.functional.dropout2d(y, 0.3),
 }
 

@@ -52,7 +52,8 @@ from bench.zeroskip.zeroskip_tables import zeroskip_table
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures"
 STALE_WEIGHTS = ROOT / "docs" / "concepts" / "stale-weights.md"
-PAGES = (ROOT / "README.md", STALE_WEIGHTS, *sorted((ROOT / "docs" / "results").glob("*.md")))
+LAST_READS = ROOT / "docs" / "kernels" / "last-reads.md"
+PAGES = (ROOT / "README.md", STALE_WEIGHTS, LAST_READS, *sorted((ROOT / "docs" / "results").glob("*.md")))
 
 
 def figure(path: Path, page: Path) -> str:

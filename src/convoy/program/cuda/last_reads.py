@@ -6,8 +6,8 @@
 
 A kernel node of a graph may have an access policy window (CUDA Programming Guide, "Device memory L2 access management"). Here it
 lies over the largest value that the kernel is the last to read, and its reads count as streaming. Kernels and results stay as
-they are. On an H100 one replay at batch 32 took 396 us instead of 412 (MobileNetV2) and 706 instead of 738 (EfficientNet-B0);
-ResNet-50 and DenseNet-121 stayed within 0.5 % (fp16).
+they are. On an H100 one replay at batch 32 took 392 us instead of 409 (MobileNetV2) and 702 instead of 737 (EfficientNet-B0);
+ResNet-50 took as long as before (fp16; docs/kernels/last-reads.md).
 """
 
 from __future__ import annotations

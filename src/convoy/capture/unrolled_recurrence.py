@@ -34,7 +34,7 @@ class RecurrenceGuard(TorchFunctionMode):
             CaptureError: it is.
         """
         kind = _RECURRENT.get(func)
-        if kind is not None and args[0].device.type == "cpu":
+        if kind is not None and len(args) > 8 and args[0].device.type == "cpu":  # as torch.nn's layers call it
             steps = _time_steps(args)
             if steps > MOST_TIME_STEPS:
                 raise CaptureError(

@@ -91,7 +91,7 @@ def _no_kernel(net: Net, missing: Sequence[str]) -> InputError:
     more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
     todo = "Convoy has no kernel of its own for these"
     todo += (
-        ": export without --portable."
+        ": export without portable=True (--portable)."
         if net.target.device == "cpu"
         else ", and a package for a GPU needs one for each."
     )

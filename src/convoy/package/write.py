@@ -119,7 +119,7 @@ def write_package(path: Path, nets: Sequence[BoundNet], model: ModelInfo, *, por
     ]
     if portable and missing:
         shown = ", ".join(dict.fromkeys(missing))
-        raise InputError("portable", shown, "layers that a C kernel of Convoy computes", "Export without --portable.")
+        raise InputError("portable", shown, "layers that a C kernel of Convoy computes", "Leave it out.")
     compiled = compile_kernels(contents.kernels) if contents.kernels else CompiledKernels((), {}, b"")
     members: list[tuple[str, Content]] = []
     for index, (net, program) in enumerate(zip(nets, programs, strict=True)):

@@ -133,7 +133,17 @@ def test_a_saved_program_is_optimised(
     assert found["rel_l2_error"] < 1e-6
     assert convoy_command.works("run", *words).count("largest output") == 2
     line = convoy_command.refused("optimize", "net.pt2", "--size", "24")
-    assert "--size: got '1x3x24x24', expected a shape that the model takes" in line
+    assert "--size: got '2x3x24x24', expected a shape that the model takes" in line
+
+
+def test_a_saved_program_keeps_its_dtype(convoy_command: Command, folder: Path) -> None:
+    model = load_model(f"{folder / 'net.py'}:small", dtype="bf16", trust=True)
+    example = torch.randn(1, 3, 16, 16, dtype=torch.bfloat16)
+    torch.export.save(torch.export.export(model, (example,)), str(folder / "half.pt2"))
+    assert "bf16[1,3,16,16]" in convoy_command.works("layers", "half.pt2")
+    assert "random numbers" in convoy_command.works("sparsity", "half.pt2")
+    line = convoy_command.refused("layers", "half.pt2", "--dtype", "fp32")
+    assert "--dtype: got 'fp32', expected bf16" in line
 
 
 def test_the_plan_of_a_sequential_model_can_be_loaded(convoy_command: Command, always_faster: None) -> None:

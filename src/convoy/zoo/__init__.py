@@ -5,7 +5,15 @@ from __future__ import annotations
 from convoy.zoo.check_images import UnreadableImage, check_images
 from convoy.zoo.data_identity import data_tokens
 from convoy.zoo.datasets import Dataset, classes_of, has_test_images, load_dataset, own_splits
-from convoy.zoo.example import Preprocessing, check_inputs, example_args, example_size, input_size, preprocessing
+from convoy.zoo.example import (
+    Preprocessing,
+    check_inputs,
+    example_args,
+    example_size,
+    input_size,
+    own_dtype,
+    preprocessing,
+)
 from convoy.zoo.head import fit_head
 from convoy.zoo.images import load_images
 from convoy.zoo.model_names import model_names, parse_dtype
@@ -34,6 +42,7 @@ __all__ = [
     "load_images",
     "load_model",
     "model_names",
+    "own_dtype",
     "own_splits",
     "parse_dtype",
     "preprocessing",

@@ -15,7 +15,7 @@ from convoy.errors import InputError
 from convoy.narrowing import is_sequence, is_tuple
 from convoy.zoo.image_size import ImageSize, sides
 from convoy.zoo.initial import clip_shape
-from convoy.zoo.model_names import TIMM, is_exported, parse_dtype, split_factory, unknown_model
+from convoy.zoo.model_names import DTYPES, TIMM, is_exported, parse_dtype, split_factory, unknown_model
 from convoy.zoo.torchvision_import import import_torchvision, torchvision_weights
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -91,7 +91,7 @@ def example_args(
     *,
     batch: int | None = None,
     size: ImageSize | None = None,
-    dtype: str = "fp32",
+    dtype: str | None = "fp32",
     default_size: ImageSize = 224,
 ) -> tuple[Any, ...]:
     """Inputs without images: standard normal, seeded.
@@ -105,7 +105,7 @@ def example_args(
         model: that will be called.
         batch: images; None: the example's, else 1.
         size: pixels; one number for square images, or (height, width); None: the example's, else `default_size`.
-        dtype: of the tensor.
+        dtype: of the tensor; None: the model's own (`own_dtype`).
         default_size: `input_size(name)` of the model.
 
     Raises:
@@ -115,10 +115,12 @@ def example_args(
         raise InputError("batch", batch, "an integer of at least 1")
     wanted = default_size if size is None else size
     sides(wanted)
-    kind = parse_dtype(dtype)
+    kind = parse_dtype(dtype or own_dtype(model))
     own = getattr(model, "example_input_array", None)
     if own is not None and batch is None and size is None:
         args: tuple[Any, ...] = own if is_tuple(own) else (own,)
+        if dtype is None:
+            return args
         return tuple(a.to(kind) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
     generator = torch.Generator().manual_seed(0)
     only = _only_example(model)
@@ -129,6 +131,21 @@ def example_args(
         return (torch.randn(shape, generator=generator).to(kind) if only.is_floating_point() else _tiled(only, shape),)
     shape = clip_shape(model, batch or 1, input_channels(model), wanted)
     return (torch.randn(shape, generator=generator).to(kind),)
+
+
+def own_dtype(model: nn.Module) -> str:
+    """Name of a model's dtype: that of its own example, else of its parameters; `fp32` if neither has floating-point numbers.
+
+    Raises:
+        InputError: it is a dtype that Convoy has no name for.
+    """
+    own = getattr(model, "example_input_array", None)
+    held = [value for value in (own if is_tuple(own) else (own,)) if isinstance(value, torch.Tensor)]
+    dtype = next((value.dtype for value in (*held, *model.parameters()) if value.is_floating_point()), torch.float32)
+    names = {kind: name for name, kind in DTYPES.items()}
+    if dtype not in names:
+        raise InputError("model", str(dtype), f"parameters of one of {', '.join(DTYPES)}")
+    return names[dtype]
 
 
 def example_size(model: nn.Module) -> ImageSize | None:

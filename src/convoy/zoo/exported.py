@@ -25,14 +25,14 @@ MOST_BYTES: Final = 16 << 30
 """Of one file; it is read into memory, so that exactly the checked bytes are loaded."""
 
 
-def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.Module:
+def load_program(file: Path, dtype: torch.dtype | None, *, trust: bool = False) -> nn.Module:
     """Load a program as a module in evaluation mode; `example_input_array` holds its example inputs where it has some.
 
     A program with dynamic shapes takes every size that it was exported for.
 
     Args:
         file: as `torch.export.save` wrote it.
-        dtype: that its floating-point parameters must have.
+        dtype: that its floating-point parameters must have; None: any.
         trust: the file may hold code, which is run: `torch.export.load` reads it as it is.
 
     Raises:
@@ -54,7 +54,7 @@ def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.M
         raise _unreadable(file, error) from error
     assert program is not None
     other = {p.dtype for p in program.parameters() if p.is_floating_point()} - {dtype}
-    if other:
+    if dtype is not None and other:
         names = {kind: name for name, kind in DTYPES.items()}
         found = names.get(other.pop(), "another dtype")
         todo = f"Give it: --dtype {found} (dtype={found!r})." if found in DTYPES else ""

@@ -31,7 +31,7 @@ def load_model(
     name: str,
     *,
     weights: str | Path | None = None,
-    dtype: str = "fp32",
+    dtype: str | None = "fp32",
     num_classes: int | None = None,
     trust: bool = False,
 ) -> nn.Module:
@@ -45,7 +45,7 @@ def load_model(
             model's names and shapes (the last layer may have another number of outputs), a checkpoint of `convoy train`,
             or None: a random initialisation with a fixed seed that keeps activations near unit scale and batch-norm
             statistics non-trivial, so that a numerical error shows. A .pt2 and an .onnx have weights of their own.
-        dtype: `fp32`, `fp16`, `bf16` or `fp64`; a .pt2 must have been exported in it.
+        dtype: `fp32`, `fp16`, `bf16` or `fp64`; a .pt2 must have been exported in it. None: a .pt2's own, else fp32.
         num_classes: outputs of the last layer, for torchvision and timm; None: as the weights file has it, else the
             model's own default.
         trust: run the code of the file that `name` stands for: a Python file always is code; a .pt2 file is read as data
@@ -54,14 +54,14 @@ def load_model(
     Raises:
         InputError: naming the argument that is missing, does not fit or is not trusted.
     """
-    kind = parse_dtype(dtype)
+    kind = parse_dtype(dtype or "fp32")
     if num_classes is not None and num_classes < 1:
         raise InputError("num_classes", num_classes, "an integer of at least 1, or None")
     if is_exported(name):
         _refuse(weights, num_classes, "the file has its own weights and classes")
         if name.endswith(ONNX):
             return load_onnx(Path(name), kind)
-        return load_program(Path(name), kind, trust=trust)
+        return load_program(Path(name), None if dtype is None else kind, trust=trust)
     file, factory = split_factory(name)
     if file is not None and not file.is_file():
         raise InputError("model", str(file), "a Python file that is there")

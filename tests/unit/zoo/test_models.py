@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError
-from convoy.zoo import example_args, example_size, input_size, load_model, model_names, preprocessing
+from convoy.zoo import example_args, example_size, input_size, load_model, model_names, own_dtype, preprocessing
 from convoy.zoo.model_names import split_factory
 
 FACTORIES = """
@@ -193,6 +193,45 @@ def test_a_saved_program(program: Path) -> None:
         InputError, match=r"dtype: got 'fp16', expected fp32, which .* was exported in. Give it: --dtype fp32"
     ):
         load_model(str(program), dtype="fp16")
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_saved_program_may_keep_its_own_dtype(tmp_path: Path, kind: torch.dtype) -> None:
+    path = str(tmp_path / "net.pt2")
+    net = nn.Conv2d(3, 4, 3).eval().to(kind)
+    torch.export.save(torch.export.export(net, (torch.randn(1, 3, 8, 8, dtype=kind),)), path)
+    model = load_model(path, dtype=None)
+    for batch in (None, 1):
+        (x,) = example_args(model, batch=batch, dtype=None)
+        assert (x.dtype, x.shape) == (kind, (1, 3, 8, 8))
+    assert model(x).dtype == kind
+    assert own_dtype(model) == {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}[kind]
+
+
+def test_parameters_of_two_dtypes_and_inputs_of_a_third(tmp_path: Path) -> None:
+    """The inputs stay what the file's example says."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4).bfloat16(), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x.bfloat16()).float())[at]
+
+    path, given = str(tmp_path / "net.pt2"), (torch.randn(2, 3, dtype=torch.float64), torch.tensor([1, 0]))
+    torch.export.save(torch.export.export(Mixed().eval(), given), path)
+    model = load_model(path, dtype=None)
+    args = example_args(model, dtype=None)
+    assert [arg.dtype for arg in args] == [torch.float64, torch.int64]
+    assert torch.equal(model(*args), model(*given))
+
+
+def test_a_net_of_the_zoo_without_a_dtype_is_fp32_and_one_without_a_name_is_refused() -> None:
+    assert own_dtype(load_model("resnet20_cifar10", dtype=None)) == "fp32"
+    assert own_dtype(nn.ReLU()) == "fp32"
+    with pytest.raises(InputError, match=r"model: got 'torch.float8_e5m2', expected parameters of one of fp32"):
+        own_dtype(nn.ParameterList([nn.Parameter(torch.zeros(2).to(torch.float8_e5m2), requires_grad=False)]))
 
 
 def test_a_program_that_is_none(tmp_path: Path, program: Path) -> None:

@@ -22,7 +22,7 @@ def export(
     batch: shared.Batch = None,
     batches: given.Batches = None,
     size: shared.Size = None,
-    dtype: shared.Dtype = "fp32",
+    dtype: shared.OwnDtype = None,
     device: given.Device = "cpu",
     weights: shared.Weights = None,
     trust: shared.Trust = False,

@@ -14,7 +14,7 @@ def layers(
     model: shared.Model,
     batch: shared.Batch = None,
     size: shared.Size = None,
-    dtype: shared.Dtype = "fp32",
+    dtype: shared.OwnDtype = None,
     trust: shared.Trust = False,
     keys: Annotated[bool, typer.Option("--keys", help="Print problem keys, for `convoy engines --problem`.")] = False,
 ) -> None:

@@ -31,7 +31,7 @@ def optimize(
     images: shared.Input = None,
     batch: shared.Batch = None,
     size: shared.Size = None,
-    dtype: shared.Dtype = "fp32",
+    dtype: shared.OwnDtype = None,
     device: shared.Device = None,
     weights: shared.Weights = None,
     trust: shared.Trust = False,

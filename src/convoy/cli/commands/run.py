@@ -62,7 +62,7 @@ def run(
         raise InputError("--batch", batch, "an integer of at least 1")
     saved = load_plan(plan)  # refuse a bad plan before the model is loaded
     spec = image_of(saved)
-    kind = dtype or (spec.dtype if spec is not None else "fp32")
+    kind = dtype or (None if spec is None else spec.dtype)
     if spec is not None and kind != spec.dtype:
         raise InputError("--dtype", kind, f"the plan's, {spec.dtype}", "Tune the model for another dtype.")
     wanted = values.image_size(size) or size_of(spec)
@@ -70,9 +70,10 @@ def run(
     module = values.load(model, weights, kind, where, trust=trust)
 
     from convoy.cli.output.progress import Bar
-    from convoy.zoo import read_info
+    from convoy.zoo import own_dtype, read_info
 
     info = read_info(weights)
+    kind = kind or own_dtype(module)
     if images is None and data is None:
         own = getattr(module, "example_input_array", None) is not None  # which a program has that takes other inputs
         count, wanted = (batch, values.image_size(size)) if own else (batch or batch_of(spec), wanted)

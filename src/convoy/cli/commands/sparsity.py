@@ -27,11 +27,11 @@ def sparsity(
     if limit is not None and limit < 1:
         raise InputError("--images", limit, "an integer of at least 1")
     check_outputs({"--report": report, "--json": json_path})
-    module = values.load(model, weights, "fp32", "cpu", trust=trust)
+    module = values.load(model, weights, None, "cpu", trust=trust)
 
     from convoy.zoo import read_info
 
-    args = inputs.example(module, model, images, limit, values.image_size(size), "fp32", "cpu", read_info(weights))
+    args = inputs.example(module, model, images, limit, values.image_size(size), None, "cpu", read_info(weights))
 
     from convoy.capture import capture_inference
     from convoy.measurement.count_zeros import convolution_inputs, layer_zeros

@@ -46,7 +46,7 @@ def warm(
     ] = None,
     batch: shared.Batch = None,
     size: shared.Size = None,
-    dtype: shared.Dtype = "fp32",
+    dtype: shared.OwnDtype = None,
     device: shared.Device = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Allow files that MODEL names to run code.", rich_help_panel=MODEL)

@@ -23,7 +23,7 @@ def example(
     images: list[Path] | None,
     batch: int | None,
     size: ImageSize | None,
-    dtype: str,
+    dtype: str | None,
     device: str,
     info: WeightsInfo | None = None,
     *,
@@ -32,9 +32,9 @@ def example(
     """The inputs: images where they are given, else random ones; of the size asked for, the weights' or the model's.
 
     Files in folders that cannot be read are listed and left out. Where no batch is given, `data_batch` images are taken of a
-    folder of class folders, which is a data set.
+    folder of class folders, which is a data set. No dtype: the model's own.
     """
-    from convoy.zoo import check_inputs, example_args, example_size, load_images, preprocessing
+    from convoy.zoo import check_inputs, example_args, example_size, load_images, own_dtype, preprocessing
     from convoy.zoo.unlabelled import has_classes
 
     wanted = preprocessing(name)
@@ -45,7 +45,7 @@ def example(
             batch = data_batch
             tell(f"batch {batch}, for {data[0]} is a data set: it has class folders (--batch N takes more images)")
         tensor = load_images(
-            images, size=size or default, batch=batch, dtype=dtype, mean=wanted.mean, std=wanted.std,
+            images, size=size or default, batch=batch, dtype=dtype or own_dtype(model), mean=wanted.mean, std=wanted.std,
             on_unreadable=tell_left_out,
         )  # fmt: skip
         check_inputs(model, (tensor,), name)

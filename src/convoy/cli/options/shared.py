@@ -44,6 +44,10 @@ Size = Annotated[
     ),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="fp32, fp16 or bf16.", rich_help_panel=MODEL)]
+OwnDtype = Annotated[
+    str | None,
+    typer.Option("--dtype", help="fp32, fp16 or bf16; by default a .pt2's own, else fp32.", rich_help_panel=MODEL),
+]
 Device = Annotated[
     str | None,
     typer.Option("--device", help="cpu or cuda; by default cuda where there is one.", rich_help_panel=MODEL),

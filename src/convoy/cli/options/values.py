@@ -99,12 +99,16 @@ def check_database(db: Path | None) -> None:
         checked_path(db)
 
 
-def load(model: str, weights: str | None, dtype: str, device: str, *, trust: bool) -> nn.Module:
-    """The model in evaluation mode, on its device; where it is trusted, its file may run code."""
-    from convoy.zoo import load_model
+def load(model: str, weights: str | None, dtype: str | None, device: str, *, trust: bool) -> nn.Module:
+    """The model in evaluation mode, on its device; where it is trusted, its file may run code. No dtype: the model's own."""
+    from convoy.zoo import load_model, own_dtype
 
-    pick_target(device, dtype)
-    return load_model(model, weights=weights, dtype=dtype, trust=trust).to(device)
+    if dtype is not None:
+        pick_target(device, dtype)  # refused before the model is loaded
+    made = load_model(model, weights=weights, dtype=dtype, trust=trust)
+    if dtype is None:
+        pick_target(device, own_dtype(made))
+    return made.to(device)
 
 
 def load_plan(module: nn.Module, plan: Path, args: tuple[Any, ...]) -> nn.Module:

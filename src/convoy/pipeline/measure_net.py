@@ -131,9 +131,13 @@ def prediction_notes(found: SearchResult, why_first: str = "") -> list[str]:
         return [f"{CUT} {found.cut}", *notes] if found.cut else notes
     never = "never"
     if why_first:
-        never, why, remedy = "not yet", f"this is the first answer: {why_first}", "give it more time (`--time`)"
+        never, why, remedy = (
+            "not yet",
+            f"this is the first answer: {why_first}",
+            "give it more time (`time_s`, `--time-s`)",
+        )
     elif found.cut:
-        why, remedy = f"{CUT} {found.cut}", "give it more time (`--time`)"
+        why, remedy = f"{CUT} {found.cut}", "give it more time (`time_s`, `--time-s`)"
     elif found.baseline_out_of_memory:
         why, remedy = f"PyTorch ran out of memory on {found.baseline_out_of_memory} of them", "tune a smaller batch"
     else:

@@ -22,7 +22,7 @@ NO_MODULES = {
     "convoy.h": "the header of libconvoy",
     "convoy.late_update": "a provider in bench/results",
 }
-"""Word that looks like a reference → what it is."""
+"""Words that look like references → their meaning."""
 
 PLANNED = {"src/convoy/cli/commands/weigh.py": "the example of CONTRIBUTING.md, which a test writes"}
 """File that is named and not there → why."""
@@ -80,7 +80,10 @@ def missing_in(text: str) -> list[str]:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Place and text: docstrings, comments and pages. Results name providers, and notes and the change log what was there."""
+    """Yield the place and text of each docstring, comment and page.
+
+    Results, notes and the change log are left out: they name providers, and things of former versions.
+    """
     for path in sorted(SOURCE.rglob("*.py")):
         for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
             if token.type in (tokenize.COMMENT, tokenize.STRING):

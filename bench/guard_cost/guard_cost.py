@@ -33,6 +33,7 @@ from convoy.zoo import input_size, load_model
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
 from bench.inference.own_processes import machine_of
+from bench.shared.quantile import quantile
 from bench.shared.record import Recorder
 from bench.shared.timed_code import whole_net_code
 
@@ -128,11 +129,6 @@ def synchronise(device: torch.device) -> None:
     """Wait for a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def quantile(times: list[float], share: float) -> float:
-    """A value of the rounds, sorted."""
-    return sorted(times)[round(share * (len(times) - 1))]
 
 
 if __name__ == "__main__":

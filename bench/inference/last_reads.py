@@ -1,4 +1,4 @@
-"""What does it bring that the cache evicts values first that nobody reads again? Question `last-reads`.
+"""How much faster is a net if the cache evicts large values after their last read? Question `last-reads`.
 
 One plan a case, captured twice as a CUDA graph: with the marks of `convoy.program.cuda.last_reads`, and without. The two
 graphs are replayed in turn.
@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.inference.last_reads_table import PROVIDERS
 from bench.inference.own_processes import machine_of
+from bench.shared.quantile import quantile
 from bench.shared.record import Recorder
 from bench.shared.timed_code import whole_net_code
 
@@ -112,12 +113,6 @@ def replayed(program: CudaGraphProgram) -> float:
 
     once = timed(3)
     return timed(max(3, round(SAMPLE_US / once)))
-
-
-def quantile(values: list[float], share: float) -> float:
-    """The value below which a share of all lie."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 if __name__ == "__main__":

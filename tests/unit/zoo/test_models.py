@@ -209,7 +209,7 @@ def test_a_saved_program_may_keep_its_own_dtype(tmp_path: Path, kind: torch.dtyp
 
 
 def test_parameters_of_two_dtypes_and_inputs_of_a_third(tmp_path: Path) -> None:
-    """The inputs stay what the file's example says."""
+    """Inputs keep the dtypes of the file's example."""
 
     class Mixed(nn.Module):
         def __init__(self) -> None:

@@ -7,7 +7,7 @@ from convoy.graph.ir import Node
 
 
 def total_dropout(draft: Draft) -> None:
-    """Multiply by zero where a dropout drops all, so that what is drawn later is what PyTorch draws for the seed.
+    """Replace a dropout with probability 1 by a product with zero. Later draws then give PyTorch's numbers for the seed.
 
     before: %y, %m = aten.native_dropout.default(%x, 1.0, True)
     -->

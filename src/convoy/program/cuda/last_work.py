@@ -21,7 +21,7 @@ class LastWork:
             stream.wait_event(self._event)
 
     def record(self, stream: torch.cuda.Stream, ids: StreamIds) -> None:
-        """The last work is now what the stream was given so far."""
+        """From now on the last work is all that the stream has been given so far."""
         self._event.record(stream)
         self._stream = ids
 

@@ -248,7 +248,7 @@ def quick_times(runs: dict[str, Callable[[], object]], **_: object) -> dict[str,
     """In place of a clock: everything runs once, and plans are faster than PyTorch, or most would be left to it."""
     for run in runs.values():
         run()
-    return {name: Latency(name, 2.0 if name.startswith("torch") else 1.0, 0.0) for name in runs}
+    return {name: Latency(name, (2.0 if name.startswith("torch") else 1.0,)) for name in runs}
 
 
 @contextmanager

@@ -183,9 +183,7 @@ def test_a_net_is_timed_with_and_without_the_engines_that_skip_and_its_answers_a
     options = Namespace(device="cpu", batch=2, db=tmp_path / "perf.db")
     recorder = Recorder("zeroskip", device="test", folder=tmp_path)
     monkeypatch.setattr(zeroskip_nets, "optimize_model", Optimized)
-    monkeypatch.setattr(
-        zeroskip_nets, "interleave", lambda runs, cuda: {name: Latency(name, 1.0, 0.1) for name in runs}
-    )
+    monkeypatch.setattr(zeroskip_nets, "interleave", lambda runs, cuda: {name: Latency(name, (1.0,)) for name in runs})
     with torch.no_grad():
         zeroskip_nets.measure("net", zeroskip_nets.Vgg((4, "M", 8)), Images(), options, recorder)
     found = {(row["provider"], row["metric"]): row for row in recorder.rows}

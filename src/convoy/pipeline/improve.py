@@ -54,7 +54,7 @@ def improved(
 
 
 def _faster(old: Program, new: Program, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: Deadline) -> Program:
-    """The new program if it is faster than the old one by more than the spread, in turn; PyTorch's own run counts as old."""
+    """The new program if it is faster than the old one in four of five rounds, in turn; PyTorch's own run counts as old."""
     if new.runnable is None or _same(old, new):
         return old
     if old.runnable is None:  # it was timed against PyTorch's own run when it was checked

@@ -131,7 +131,9 @@ class ScheduleSearch:
         return None
 
     def _whole(self, timed: end_to_end.Latency, steps: Sequence[Step]) -> end_to_end.Latency:
-        return dataclasses.replace(timed, median_ms=timed.median_ms + self._exposed(steps) / 1e3)
+        return dataclasses.replace(
+            timed, samples_ms=tuple(sample + self._exposed(steps) / 1e3 for sample in timed.samples_ms)
+        )
 
     def words(self, bounds: str) -> str:
         """The measured times, for the plan's notes."""

@@ -63,7 +63,7 @@ def build_fastest(
 
     The first schedules assume that launches do not slow each other down. Their times show how much they do. With that and the
     measured occupancy of each launch, further schedules start side work only while the device has free capacity. Each is timed in
-    turn with the best so far, and replaces it if it is faster by more than the spread.
+    turn with the best so far, and replaces it if it is faster in four of five rounds.
 
     At effort `none` one schedule on several streams is tried, the one with the fewest, without measured occupancy.
 

@@ -166,7 +166,7 @@ def _rival(
 
 
 def _wins(rival: Rival, timed: Latency, plan: Latency, settings: Settings) -> bool:
-    """Whether a rival is faster by more than the spread, and by more than a tie if it takes a compiler to start."""
+    """Whether a rival is faster in four of five rounds, and by more than a tie if it takes a compiler to start."""
     engines = (load_engine(step.config.engine, settings.engines) for step in rival.plan.steps)
     clear = all(engine.starts_quickly for engine in engines) or timed.median_ms < (1 - TIE) * plan.median_ms
     return clear and end_to_end.is_faster(timed, plan)
@@ -188,7 +188,7 @@ def fastest_of(
     limits: Callable[[], TimingLimits],
     timer: Timer = interleave,
 ) -> BuiltPlan:
-    """The selected plan, or the rival that is faster by more than the spread and right; with a note of all their times.
+    """The selected plan, or the rival that is faster and right; with a note of all their times.
 
     Args:
         built: the selected plan.

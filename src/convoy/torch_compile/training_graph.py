@@ -232,7 +232,7 @@ class TracedGraph:
             timed = end_to_end.interleave(runs, cuda=args[0].is_cuda, most_s=deadline.left_s)
         best = min(ways, key=lambda name: timed[name].median_ms)
         faster = end_to_end.is_faster(timed[best], timed["torch.eager"])
-        return best, "" if faster else "not faster than PyTorch by more than the spread"
+        return best, "" if faster else "not faster than PyTorch in four of five rounds"
 
     def _reference(self, captured: Captured, args: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The reference, and results whose error against it is allowed.

@@ -123,7 +123,7 @@ def contest(most: float) -> ScheduleSearch:
         return SimpleNamespace(runnable=EagerProgram(bound_of(steps), torch.device("cpu")))
 
     def clock(best: object, challenger: object) -> tuple[Latency, Latency]:
-        return Latency("best", 4.0, 0.01), Latency("challenger", 2.0, 0.01)
+        return Latency("best", (4.0,)), Latency("challenger", (2.0,))
 
     made = ScheduleSearch(NET, build(NET), build, most, clock)  # type: ignore[arg-type]
     made.challenge_within("3", partial(parallel_steps, NET, 3), NET, bound_of)

@@ -204,6 +204,6 @@ def test_a_steady_net_that_is_not_faster_is_kept_where_pytorchs_own_may_differ(
     differs = isinstance(model, Placed)
     assert fast.plan.baseline == (not differs)
     ending = "but kept: `deterministic` was asked for" if differs else "so the plan is the baseline"
-    assert f"not faster by more than the spread, {ending}" in fast.plan.notes[-1]
+    assert f"not faster in four of five rounds, {ending}" in fast.plan.notes[-1]
     assert ("aten.index_copy.default may give different bits" in fast.plan.notes[-1]) == differs
     assert torch.equal(fast(x), model(x))

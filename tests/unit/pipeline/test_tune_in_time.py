@@ -74,7 +74,7 @@ class Stages:
         notes = tuple(tune_in_time.prediction_notes(found))
         plan = Plan("net", "0" * 16, (), {}, "as_torch", (), "exact", notes=notes)
         took = self.times_ms[settings.effort]
-        outcome = CheckOutcome(Latency("torch.eager", 10.0, 0.1), Latency("convoy", took, 0.1), EXACT, EXACT)
+        outcome = CheckOutcome(Latency("torch.eager", (10.0,)), Latency("convoy", (took,)), EXACT, EXACT)
         wrong = self.wrong.get(settings.effort, "")
         return BuiltPlan(None, plan, Program(plan, None, None), outcome, wrong, 0.0)  # type: ignore[arg-type]
 

@@ -30,7 +30,7 @@ def fast_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(runs, **_):
         for run in (*runs.values(), *runs.values(), *runs.values()):
             run()
-        return {name: Latency(name, 1.0 if "convoy" in name else 2.0, 0.0) for name in runs}
+        return {name: Latency(name, (1.0 if "convoy" in name else 2.0,)) for name in runs}
 
     monkeypatch.setattr(end_to_end_check, "interleave", timed)
     monkeypatch.setattr(end_to_end, "interleave", timed)

@@ -52,7 +52,7 @@ class Check(EndToEndCheck):
 
 
 def planted(runs: dict[str, Any], **_: Any) -> dict[str, Latency]:
-    return {name: Latency(name, run(), 0.01) for name, run in runs.items()}
+    return {name: Latency(name, (run(),)) for name, run in runs.items()}
 
 
 def plan(engine: str, layout: str = "nhwc") -> Plan:
@@ -66,7 +66,7 @@ def chosen(
     """The plan that runs after a selected plan of `selected_ms` met rivals, by engine."""
     monkeypatch.setattr(whole_rivals, "_built", lambda plan, net, settings: rivals.get(plan.steps[0].config.engine))
     monkeypatch.setattr("convoy.pipeline.check.end_to_end_check.interleave", planted)
-    outcome = CheckOutcome(Latency("torch.eager", 10.0, 0.0), Latency("convoy", selected_ms, 0.0), RIGHT, RIGHT)
+    outcome = CheckOutcome(Latency("torch.eager", (10.0,)), Latency("convoy", (selected_ms,)), RIGHT, RIGHT)
     nothing: Any = None
     choice = Choice(nothing, nothing, {})
     first: Any = Program(plan("cudnn"), selected_ms)

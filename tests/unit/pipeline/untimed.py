@@ -15,7 +15,7 @@ def once(runs: dict[str, Callable[[], object]], **_: Any) -> dict[str, end_to_en
     """Stands for `verdict.interleave`."""
     for run in runs.values():
         run()
-    return {name: end_to_end.Latency(name, 1.0, 0.0) for name in runs}
+    return {name: end_to_end.Latency(name, (1.0,)) for name in runs}
 
 
 def keep_plans(monkeypatch: pytest.MonkeyPatch) -> None:

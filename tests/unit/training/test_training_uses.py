@@ -43,7 +43,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     def untimed(runs: dict[str, Callable[[], object]], **_: Any) -> dict[str, Latency]:
         for run in runs.values():
             run()
-        return {name: Latency(name, 1.0, 0.0) for name in runs}
+        return {name: Latency(name, (1.0,)) for name in runs}
 
     monkeypatch.setattr(end_to_end_check, "interleave", untimed)
     monkeypatch.setattr(end_to_end, "why_slow", lambda *_: "")

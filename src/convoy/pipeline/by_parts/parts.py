@@ -97,7 +97,7 @@ def optimize_parts(job: PartsJob) -> OptimizeResult:
         errors, note = check_outputs(copies, summaries, str(job.settings.numerics), job.reason)
         timed = _timed(job, copies(), overwrites=seen.overwrites)
     if not end_to_end.is_faster(timed["convoy"], timed["torch.eager"]):
-        raise CaptureError(f"{job.reason}; and with its parts by programs it is not faster by more than the spread")
+        raise CaptureError(f"{job.reason}; and with its parts by programs it is not faster in four of five rounds")
     parts = [OptimizedPart(path, part.share, part.result.program) for path, part in kept.items()]
     replace_modules(partwise, programs)
     told = _told(job, parts)

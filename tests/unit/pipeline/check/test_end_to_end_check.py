@@ -68,7 +68,7 @@ class Plan(SimpleNamespace):
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        checks, "interleave", lambda runs, **_: {name: Latency(name, float(len(runs)), 0.0) for name in runs}
+        checks, "interleave", lambda runs, **_: {name: Latency(name, (float(len(runs)),)) for name in runs}
     )
     monkeypatch.setattr(checks.dataclasses, "replace", lambda plan, **changes: Plan(**{**vars(plan), **changes}))
 
@@ -85,7 +85,7 @@ def test_both_are_timed_in_turn_or_one_by_one(room: int, times: float, note: tup
     assert plan.notes == note
     assert program.plan.notes == note
     assert list(check.programs) == [program]
-    assert (outcome.baseline, outcome.optimized) == (Latency("torch.graph", times, 0.0), Latency("convoy", times, 0.0))
+    assert (outcome.baseline, outcome.optimized) == (Latency("torch.graph", (times,)), Latency("convoy", (times,)))
     assert (outcome.errors, outcome.baseline_errors) == (OutputErrors(1.0, 1.0), OutputErrors(2.0, 2.0))
     assert check.made == (["stock", "ours"] if room == 2 else ["ours", "stock"])
 

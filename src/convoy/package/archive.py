@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 import re
-import secrets
 import struct
 import zlib
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Final
 
 from convoy.errors import InputError, PackageError
 from convoy.untrusted import open_file
+from convoy.whole_file import replaceable_file, whole_file
 
 ALIGNMENT: Final = 64
 """Bytes: the data of every member begins at a multiple, so that tensors can be used where they lie."""
@@ -95,12 +95,7 @@ def check_path(path: Path) -> None:
     Raises:
         InputError: naming it.
     """
-    try:
-        right = "\0" not in str(path) and not path.is_dir() and path.parent.is_dir()
-    except OSError:
-        right = False
-    if not right:
-        raise InputError("output", str(path), "a file in a folder that exists")
+    replaceable_file(path, "output")
 
 
 def write_archive(path: Path, members: Sequence[tuple[str, Content]]) -> None:
@@ -113,18 +108,12 @@ def write_archive(path: Path, members: Sequence[tuple[str, Content]]) -> None:
     Raises:
         InputError: the path cannot be written, the disk is full, or the package would be too large.
     """
-    check_path(path)
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
     try:
-        try:
-            with temporary.open("xb") as file:
-                for part in _parts(path, members):
-                    file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(path, "output") as temporary, temporary.open("xb") as file:
+            for part in _parts(path, members):
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
         _sync_folder(path.parent)
     except OSError as error:
         said = os.strerror(error.errno) if error.errno else str(error)

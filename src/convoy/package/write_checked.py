@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from convoy.program import BoundPlan, Program
 from convoy.program.cuda.cuda_graph import CudaGraphProgram
 from convoy.program.native_chains import ChainedProgram
 from convoy.user_warning import warn_user
+from convoy.whole_file import whole_file
 
 
 def write_checked(path: Path, nets: Sequence[BoundNet], info: ModelInfo, *, portable: bool) -> None:
@@ -33,26 +33,17 @@ def write_checked(path: Path, nets: Sequence[BoundNet], info: ModelInfo, *, port
         InputError: the path cannot be written, or a step cannot be packaged.
         CompileError: the package gives other results than the programs.
     """
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.new")
     device = torch.device(info.target.device)
     try:
-        if device.type == "cuda":
-            device = torch.device("cuda", torch.cuda.current_device())
-            _write_cuda(temporary, nets, info, device)
-        else:
-            write_package(temporary, nets, info, portable=portable)
-        opened = open_package(temporary, trust=True)
-        for index, (net, program) in enumerate(zip(nets, opened.programs, strict=True)):
-            _check(net.bound, program, opened.example_inputs(index), device)
-        temporary.replace(path)
-    except InputError as error:
-        if error.value != str(temporary):
-            raise
-        raise InputError(error.argument, str(path), error.expected, error.todo) from error
+        with whole_file(path, "output") as temporary:
+            try:
+                _write_and_check(temporary, nets, info, device, portable=portable)
+            except InputError as error:
+                if error.value != str(temporary):
+                    raise
+                raise InputError(error.argument, str(path), error.expected, error.todo) from error
     except OSError as error:
         raise InputError("output", str(path), "a path that can be written", str(error)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 _GPU_RUNS: Final = 20
@@ -63,6 +54,19 @@ _OTHER_RESULTS: Final = {
     "report this as a bug",
     "cuda": "the recorded launches give other {} than the program; report this as a bug",
 }
+
+
+def _write_and_check(
+    path: Path, nets: Sequence[BoundNet], info: ModelInfo, device: torch.device, *, portable: bool
+) -> None:
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+        _write_cuda(path, nets, info, device)
+    else:
+        write_package(path, nets, info, portable=portable)
+    opened = open_package(path, trust=True)
+    for index, (net, program) in enumerate(zip(nets, opened.programs, strict=True)):
+        _check(net.bound, program, opened.example_inputs(index), device)
 
 
 def _write_cuda(path: Path, nets: Sequence[BoundNet], info: ModelInfo, device: torch.device) -> None:

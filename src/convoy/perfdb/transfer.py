@@ -10,7 +10,6 @@ import csv
 import gzip
 import io
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +37,7 @@ from convoy.perfdb.record import (
 from convoy.perfdb.row import Measurement
 from convoy.perfdb.sql import SCHEMA_VERSION
 from convoy.untrusted import open_file, parse_json
+from convoy.whole_file import whole_file
 
 _MAX_TEXTS: Final = 20_000
 """Most texts, and most targets, of an export."""
@@ -147,14 +147,11 @@ def _write(path: Path, text: str) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a file completely or not at all; raises InputError if it cannot be written."""
-    temporary = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        with whole_file(path, "file") as temporary:
+            temporary.write_bytes(data)
     except OSError as error:
         raise InputError("file", str(path), "a file that can be written", f"Reason: {error}.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_file(path: Path) -> ImportBatch:

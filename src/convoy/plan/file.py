@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
@@ -16,6 +15,7 @@ from convoy.plan.plan import PLAN_VERSION, Plan, Step, StepCandidate
 from convoy.plan.plan_fields import RETUNE, PlanFields
 from convoy.problem import ANY_LAYOUT, LAYOUTS, VOLUME_LAYOUTS, EngineConfig, Knobs, TensorSpec
 from convoy.untrusted import read_json, storable
+from convoy.whole_file import whole_file
 
 MAX_BYTES: Final = 16 << 20
 """A plan of a training step with 1000 launches has some 4 MiB, most of it candidates for `explain`."""
@@ -63,18 +63,9 @@ def write_text(path: Path, text: str, argument: str) -> None:
     Characters that UTF-8 cannot encode, such as invalid bytes of a file name, are written as `?`.
     """
     try:
-        if path.is_dir() or not path.parent.is_dir():
-            raise InputError(argument, str(path), "a file in a folder that exists")
-        # Not by `tempfile`, which makes files that only their owner can read; the umask decides.
-        temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
-        try:
+        with whole_file(path, argument) as temporary:
             temporary.write_bytes(text.encode("utf-8", "replace"))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+    except OSError as error:
         raise InputError(argument, str(path), "a path that can be written", str(error)) from error
 
 

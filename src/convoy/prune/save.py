@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -11,6 +10,7 @@ from torch import nn
 from convoy.errors import InputError
 from convoy.typed_torch import save_safetensors
 from convoy.untrusted import escape_controls
+from convoy.whole_file import whole_file
 
 LONGEST_WORDS: Final = 400
 """Most characters of a file's metadata that are shown: the file may come from anyone."""
@@ -29,14 +29,11 @@ def save_weights(model: nn.Module, path: Path, about: dict[str, str]) -> None:
     """
     check_weights_path(path)
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        save_safetensors(state, fresh, about)
-        fresh.replace(path)
+        with whole_file(path, "out") as temporary:
+            save_safetensors(state, temporary, about)
     except OSError as error:
         raise InputError("out", str(path), "a path that can be written", str(error)) from error
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def describe_weights(path: str | None) -> str:

@@ -9,10 +9,8 @@ The values stand in the file's metadata, as JSON in which a tensor is its name:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
@@ -25,9 +23,7 @@ from convoy.errors import InputError
 from convoy.narrowing import is_dict, is_mapping, is_sequence
 from convoy.typed_torch import save_safetensors
 from convoy.untrusted import escape_controls, open_file, parse_json, read_bytes
-
-TOKEN_BYTES: Final = 4
-"""Of the name under which a file is written until it is whole."""
+from convoy.whole_file import whole_file
 
 MOST_HEADER_BYTES: Final = 32 << 20
 """Of a file's names, shapes and plain values together: enough for 200,000 tensors."""
@@ -38,29 +34,27 @@ CHECKPOINT_FORMAT: Final = "convoy checkpoint 2"
 _ZIP: Final = b"PK\x03\x04"
 
 
-def write_checksummed(path: Path, form: str, state: Mapping[str, Any]) -> None:
+def write_checksummed(path: Path, form: str, state: Mapping[str, Any], argument: str) -> None:
     """Write a file; one that is there is replaced only when the new one is whole.
 
     Args:
         path: the file.
         form: a word for the format and its version.
         state: dicts, lists, tuples, tensors, strings, numbers, booleans and None.
+        argument: what to call the file in errors.
 
     Raises:
+        InputError: the path is that of a folder, device, pipe or socket, or its folder does not exist.
         OSError, RuntimeError, ValueError, KeyError: it cannot be written, or `state` holds something else.
     """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_encoded(state, "", tensors), allow_nan=False)
     metadata = {"format": form, "state": text, "sha256": _sum(text, tensors)}
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(TOKEN_BYTES)}")
     try:
-        save_safetensors(tensors, fresh, metadata)
-        fresh.replace(path)
+        with whole_file(path, argument) as temporary:
+            save_safetensors(tensors, temporary, metadata)
     except safetensors.SafetensorError as error:
         raise OSError(str(error)) from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
 
 
 def read_checksummed(path: Path, form: str, argument: str, *, most_bytes: int) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from convoy.cli.output.lines import say
 from convoy.errors import InputError
+from convoy.whole_file import replaceable_file
 
 if TYPE_CHECKING:
     from convoy.compare import Run
@@ -34,9 +35,7 @@ def check_output(path: Path | None, argument: str) -> None:
     """Refuse an output path before any work is done for it."""
     if path is None:
         return
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir():
-        raise InputError(argument, str(path), "a file in a folder that exists")
+    folder = replaceable_file(path, argument).absolute().parent
     if not os.access(folder, os.W_OK):
         raise InputError(argument, str(path), "a file in a folder that may be written to")
 

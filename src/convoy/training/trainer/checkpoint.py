@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,8 @@ from torch import nn
 
 from convoy.errors import InputError
 from convoy.narrowing import is_dict, is_list, is_sequence
-from convoy.zoo.checksummed_file import CHECKPOINT_FORMAT, TOKEN_BYTES, read_checksummed, read_values, write_checksummed
+from convoy.whole_file import unfinished_files
+from convoy.zoo.checksummed_file import CHECKPOINT_FORMAT, read_checksummed, read_values, write_checksummed
 
 FORMAT: Final = CHECKPOINT_FORMAT
 """Files of the first format, which torch.save wrote, held no sum: damage went unnoticed. They are refused."""
@@ -84,14 +84,16 @@ def write_checkpoint(
         "about": dict(about or {}),
     }
     try:
-        write_checksummed(path, FORMAT, state)
+        write_checksummed(path, FORMAT, state, "checkpoint")
+    except InputError:
+        raise
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise InputError("checkpoint", str(path), "a file that can be written", str(error)) from error
 
 
 def remove_unfinished(path: Path) -> None:
     """Remove what a process that was killed while it wrote a checkpoint left beside it: each is as large as the file."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}." + "[0-9a-f]" * (2 * TOKEN_BYTES)):
+    for left in unfinished_files(path):
         with contextlib.suppress(OSError):  # it is in nobody's way
             left.unlink()
 

@@ -232,7 +232,7 @@ def test_a_whole_file_of_another_training_changes_nothing(tmp_path: Path, change
     write_checkpoint(path, *after_a_step(), TrainingPosition(3, 4), [random_state(CPU)])
     state = read_checksummed(path, FORMAT, "checkpoint", most_bytes=1 << 30)
     change(state)
-    write_checksummed(path, FORMAT, state)  # with the right sum
+    write_checksummed(path, FORMAT, state, "checkpoint")  # with the right sum
     reader = training()
     before = snapshot(reader)
     with pytest.raises(InputError, match=says):
@@ -259,7 +259,7 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path):
     schedule.T_max = float("nan")
     with pytest.raises(InputError, match="can be written"):
         write_checkpoint(path, model, optimizer, schedule, TrainingPosition(1, 2), [random_state(CPU)])
-    with pytest.raises(InputError, match="can be written"):
+    with pytest.raises(InputError, match="a folder that exists"):
         written(tmp_path / "none" / "state", [random_state(CPU)])
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

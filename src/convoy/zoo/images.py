@@ -176,15 +176,21 @@ def center_crop(image: Image, size: ImageSize) -> np.ndarray:
 
     wanted_h, wanted_w = sides(size)
     if image.size != (wanted_w, wanted_h):
-        least = tuple(max(side, round(side / CROP_FRACTION)) for side in (wanted_w, wanted_h))
-        scale = max(lower / side for lower, side in zip(least, image.size, strict=True))
-        width, height = (max(lower, round(side * scale)) for lower, side in zip(least, image.size, strict=True))
+        width, height = _resized(image.size, (wanted_w, wanted_h))
         if width * height > MOST_PIXELS:
             expected = f"images that have at most {MOST_PIXELS // 1_000_000} megapixels when they are resized"
             raise InputError("input", f"{image.width}x{image.height}", expected, f"It would be {width}x{height}.")
-        left, top = (width - wanted_w) // 2, (height - wanted_h) // 2
+        left, top = round((width - wanted_w) / 2), round((height - wanted_h) / 2)
         image = image.resize((width, height), Resampling.BILINEAR).crop((left, top, left + wanted_w, top + wanted_h))
     return np.asarray(image, dtype=np.uint8)
+
+
+def _resized(size: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int]:
+    """Width and height before the crop. Rounded as by torchvision's `Resize`: the same pixels come out."""
+    (width, height), (least_w, least_h) = size, [max(side, round(side / CROP_FRACTION)) for side in wanted]
+    if least_w * height >= least_h * width:
+        return least_w, max(least_h, least_w * height // width)
+    return max(least_w, least_h * width // height), least_h
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from safetensors.numpy import save_file
 from convoy.errors import InputError
 from convoy.zoo import images as images_module
 from convoy.zoo import load_images
+from convoy.zoo.example import IMAGENET_MEAN, IMAGENET_STD
+from convoy.zoo.torchvision_import import import_torchvision
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
@@ -66,6 +69,20 @@ def test_the_middle_is_what_is_kept(tmp_path: Path) -> None:
     pixels[:, 64:128] = 255
     Image.fromarray(pixels).save(tmp_path / "a.png")
     assert float(load_images([tmp_path / "a.png"], size=32, **PLAIN).min()) > 0.99
+
+
+@pytest.mark.parametrize(
+    "image", [(80, 70), (70, 81), (3000, 20), (20, 501), (257, 256), (500, 375), (9, 9), (224, 225)]
+)
+def test_pixels_are_those_of_torchvisions_transforms(tmp_path: Path, image: tuple[int, int]) -> None:
+    import_torchvision()
+    transforms = importlib.import_module("torchvision.transforms")
+    pixels = np.random.default_rng(0).integers(0, 256, (image[1], image[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
+    steps.append(transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD))
+    found = load_images([tmp_path / "a.png"], size=224)
+    torch.testing.assert_close(found[0], transforms.Compose(steps)(Image.open(tmp_path / "a.png")), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_a_saved_program_is_optimised(
     assert found["rel_l2_error"] < 1e-6
     assert convoy_command.works("run", *words).count("largest output") == 2
     line = convoy_command.refused("optimize", "net.pt2", "--size", "24")
-    assert "--size: got '2x3x24x24', expected a shape that the model takes" in line
+    assert "--size: got '24x24', expected 16x16, as in the model's own example inputs" in line
 
 
 def test_a_saved_program_keeps_its_dtype(convoy_command: Command, folder: Path) -> None:

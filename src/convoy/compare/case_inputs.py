@@ -58,12 +58,13 @@ def make(case: Case, folder: Path, turn: Turn = nullcontext) -> dict[str, Any]:
     """
     model = load_model(case.model, weights=case.weights or None, trust=case.trust)
     x = _input(model, case)
-    classes = _classes(model, x)
+    one = x if is_exported(case.model) else x[:1]  # an exported program may take its own batch alone
+    classes = _classes(model, one)
     labels = torch.arange(case.batch) * 7919 % max(1, classes)
     state = {name: t.detach().contiguous().clone() for name, t in model.state_dict().items()}
     save_safetensors(state, folder / "weights.safetensors")
     save_safetensors({"input": x, "labels": labels}, folder / "input.safetensors")
-    operations = 2 * _multiplications(model, x)
+    operations = 2 * _multiplications(model, one) * len(x) // len(one)
     facts: dict[str, Any] = {
         "transform_input": bool(getattr(model, "transform_input", False)),
         "shape": list(x.shape),
@@ -72,7 +73,7 @@ def make(case: Case, folder: Path, turn: Turn = nullcontext) -> dict[str, Any]:
     }
     with turn():
         facts |= (
-            _training(case, model, x, labels, folder)
+            _training(case, model, x, labels, folder, operations)
             if case.training
             else _inference(case, model, x, folder, operations)
         )
@@ -108,7 +109,7 @@ def _input(model: nn.Module, case: Case) -> torch.Tensor:
 def _classes(model: nn.Module, x: torch.Tensor) -> int:
     try:
         with torch.no_grad():
-            outputs = float_outputs(model(x[:1]))
+            outputs = float_outputs(model(x))
     except RuntimeError as error:
         shape = "x".join(map(str, x.shape))
         raise InputError("size", shape, "images that the model takes", str(error).splitlines()[0][:300]) from error
@@ -116,12 +117,12 @@ def _classes(model: nn.Module, x: torch.Tensor) -> int:
 
 
 def _multiplications(model: nn.Module, x: torch.Tensor) -> int:
-    """Multiply-adds of convolutions and linear layers in one call."""
+    """Multiply-adds of convolutions and linear layers in one call on x."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(x[:1])
-    return counter.get_total_flops() // 2 * x.shape[0]
+        model(x)
+    return counter.get_total_flops() // 2
 
 
 def _inference(case: Case, model: nn.Module, x: torch.Tensor, folder: Path, operations: int) -> dict[str, Any]:
@@ -143,7 +144,9 @@ def _inference(case: Case, model: nn.Module, x: torch.Tensor, folder: Path, oper
     }
 
 
-def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tensor, folder: Path) -> dict[str, Any]:
+def _training(
+    case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tensor, folder: Path, operations: int
+) -> dict[str, Any]:
     """Two steps by float64, or by fp32 alone where that would take minutes; and stock PyTorch's error to it.
 
     Where fp32 stands for what is exact, stock PyTorch runs in the other memory format: the same run once more would have no error
@@ -151,7 +154,7 @@ def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tenso
     """
     model, x, labels = model.to(case.device), x.to(case.device), labels.to(case.device)
     train_without_dropout(model)
-    affordable = case.device == "cuda" or 3 * 2 * _multiplications(copy_module(model).eval(), x) <= ORACLE_FLOPS
+    affordable = case.device == "cuda" or 3 * operations <= ORACLE_FLOPS
     reference = copy_module(model).double() if affordable else copy_module(model)
     exact = exact_step(FrameworkNet(reference, x.double() if affordable else x, labels))
     save_safetensors(

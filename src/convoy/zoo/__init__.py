@@ -9,15 +9,14 @@ from convoy.zoo.example import (
     Preprocessing,
     check_inputs,
     example_args,
-    example_size,
     input_size,
-    own_dtype,
     preprocessing,
 )
 from convoy.zoo.head import fit_head
 from convoy.zoo.images import load_images
 from convoy.zoo.model_names import model_names, parse_dtype
 from convoy.zoo.models import load_model
+from convoy.zoo.own_example import example_batch, example_size, own_dtype, shape_error
 from convoy.zoo.torchvision_import import import_torchvision
 from convoy.zoo.weights import class_names_of
 from convoy.zoo.weights_info import WeightsInfo, read_info
@@ -33,6 +32,7 @@ __all__ = [
     "classes_of",
     "data_tokens",
     "example_args",
+    "example_batch",
     "example_size",
     "fit_head",
     "has_test_images",
@@ -47,4 +47,5 @@ __all__ = [
     "parse_dtype",
     "preprocessing",
     "read_info",
+    "shape_error",
 ]

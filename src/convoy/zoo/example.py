@@ -15,7 +15,8 @@ from convoy.errors import InputError
 from convoy.narrowing import is_sequence, is_tuple
 from convoy.zoo.image_size import ImageSize, sides
 from convoy.zoo.initial import clip_shape
-from convoy.zoo.model_names import DTYPES, TIMM, is_exported, parse_dtype, split_factory, unknown_model
+from convoy.zoo.model_names import TIMM, is_exported, parse_dtype, split_factory, unknown_model
+from convoy.zoo.own_example import only_example, own_dtype
 from convoy.zoo.torchvision_import import import_torchvision, torchvision_weights
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -123,7 +124,7 @@ def example_args(
             return args
         return tuple(a.to(kind) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
     generator = torch.Generator().manual_seed(0)
-    only = _only_example(model)
+    only = only_example(model)
     if only is not None and only.dim() >= (1 if size is None else 4):
         shape = (batch or only.shape[0], *only.shape[1:])
         if size is not None:
@@ -131,34 +132,6 @@ def example_args(
         return (torch.randn(shape, generator=generator).to(kind) if only.is_floating_point() else _tiled(only, shape),)
     shape = clip_shape(model, batch or 1, input_channels(model), wanted)
     return (torch.randn(shape, generator=generator).to(kind),)
-
-
-def own_dtype(model: nn.Module) -> str:
-    """Name of a model's dtype: that of its own example, else of its parameters; `fp32` if neither has floating-point numbers.
-
-    Raises:
-        InputError: it is a dtype that Convoy has no name for.
-    """
-    own = getattr(model, "example_input_array", None)
-    held = [value for value in (own if is_tuple(own) else (own,)) if isinstance(value, torch.Tensor)]
-    dtype = next((value.dtype for value in (*held, *model.parameters()) if value.is_floating_point()), torch.float32)
-    names = {kind: name for name, kind in DTYPES.items()}
-    if dtype not in names:
-        raise InputError("model", str(dtype), f"parameters of one of {', '.join(DTYPES)}")
-    return names[dtype]
-
-
-def example_size(model: nn.Module) -> ImageSize | None:
-    """(height, width), pixels, of the images that a model has as its own example; None where it has none."""
-    only = _only_example(model)
-    return (only.shape[-2], only.shape[-1]) if only is not None and only.dim() >= 4 else None
-
-
-def _only_example(model: nn.Module) -> torch.Tensor | None:
-    """A model's own example where that is one tensor with elements."""
-    own = getattr(model, "example_input_array", None)
-    only = own[0] if is_tuple(own) and len(own) == 1 else own
-    return only if isinstance(only, torch.Tensor) and only.numel() else None
 
 
 def _tiled(example: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -95,7 +95,7 @@ def checked(images: Dataset, bar: Bar) -> Dataset:
 
 
 def reading(module: nn.Module, model: str, info: WeightsInfo, size: ImageSize | None, device: str) -> Labelled:
-    """How to read images for a model: the size asked for, else that of its weights, else its own.
+    """How to read images for a model: the size asked for, else that of its weights or its own example, else its library's.
 
     Args:
         module: the model; it runs once to count its classes.
@@ -104,10 +104,10 @@ def reading(module: nn.Module, model: str, info: WeightsInfo, size: ImageSize | 
         size: as asked for.
         device: where it is.
     """
-    from convoy.zoo import preprocessing
+    from convoy.zoo import example_size, preprocessing
 
     wanted = preprocessing(model)
-    chosen = dataclasses.replace(wanted, size=size or info.size or wanted.size)
+    chosen = dataclasses.replace(wanted, size=size or info.size or example_size(module) or wanted.size)
     return Labelled(chosen, outputs_of(module, chosen.size, device), info.classes)
 
 
@@ -116,10 +116,12 @@ def outputs_of(module: nn.Module, size: ImageSize, device: str) -> int:
     import torch
 
     from convoy.prune.accuracy import class_scores
+    from convoy.zoo import example_batch, own_dtype, parse_dtype
     from convoy.zoo.image_size import sides
 
     module.eval()
-    x = torch.zeros(1, 3, *sides(size), device=device)
+    dtype = parse_dtype(own_dtype(module))
+    x = torch.zeros(example_batch(module) or 1, 3, *sides(size), device=device, dtype=dtype)
     with torch.no_grad(), inputs.fitting(module, (x,)):
         return class_scores(module(x)).shape[1]
 

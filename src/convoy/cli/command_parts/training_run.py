@@ -24,6 +24,7 @@ from convoy.cli.output.progress import Bar
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from convoy.settings import Settings
@@ -91,7 +92,7 @@ def run(
     from convoy.training.trainer.fit import fit
 
     first = place.rank == 0
-    module = values.load(source.model, source.weights, "fp32", place.device, trust=source.trust)
+    module = values.load_fp32(source.model, source.weights, place.device, trust=source.trust)
     with Bar() as bar:
         opened = open_all(source, module, place, bar)
         shard = opened.training.shard(place.rank, place.count)
@@ -142,12 +143,13 @@ def open_all(source: Source, module: nn.Module, place: Place, bar: Bar) -> Opene
     """Read the data, every file checked, and fit the last layer to its classes."""
     import torch
 
-    from convoy.zoo import WeightsInfo, data_tokens, read_info
+    from convoy.zoo import WeightsInfo, data_tokens, example_batch, read_info
     from convoy.zoo.image_size import sides
 
     info = read_info(source.weights)
     read_for = reading(module, source.model, info, source.size, place.device)
-    x = torch.zeros(1, 3, *sides(read_for.preprocessing.size), device=place.device)
+    x = torch.zeros(example_batch(module) or 1, 3, *sides(read_for.preprocessing.size), device=place.device)
+    check_any_batch(module, source.model, x)
     read_for, said = fitted(module, source.model, source.data, read_for, source.head, x)
     training = checked_by_all(read_for.listed(source.data, "train", source.images), place, bar)
     test = read_for.open_test(source.data, source.images, bar) if place.rank == 0 else None
@@ -156,6 +158,26 @@ def open_all(source: Source, module: nn.Module, place: Place, bar: Bar) -> Opene
     return Opened(
         training, test, WeightsInfo(read_for.class_names, read_for.preprocessing.size, trained_on, words), said
     )
+
+
+def check_any_batch(module: nn.Module, name: str, x: torch.Tensor) -> None:
+    """Refuse an exported program that takes one batch alone: the last batch of the test images is smaller than the others.
+
+    Raises:
+        InputError: naming `model`.
+    """
+    import torch
+
+    from convoy.zoo.model_names import is_exported
+
+    if not is_exported(name):
+        return
+    try:
+        with torch.no_grad():
+            module(torch.cat([x, x[:1]]))
+    except Exception as error:  # a program may fail in any way on a shape that it was not exported for
+        todo = f"It was exported for batches of {len(x)} alone; export it with a dynamic batch (dynamic_shapes)."
+        raise InputError("model", name, "a model that takes any batch", todo) from error
 
 
 def checked_by_all(images: Dataset, place: Place, bar: Bar) -> Dataset:

@@ -12,7 +12,7 @@ import typer
 
 from convoy.cli import interrupt
 from convoy.cli.options import compare as given
-from convoy.cli.options import shared, values
+from convoy.cli.options import inputs, shared, values
 from convoy.cli.output import kept
 from convoy.cli.output.files import check_outputs, file_word
 from convoy.cli.output.lines import say, tell
@@ -20,6 +20,8 @@ from convoy.errors import InputError, unknown_name
 from convoy.settings import Effort, parse_bytes
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from convoy.compare.runs.runfile import Run
 
 BATCHES: Final = "batch sizes of at least 1, separated by commas: 1,32"
@@ -28,7 +30,7 @@ BATCHES: Final = "batch sizes of at least 1, separated by commas: 1,32"
 
 def compare(
     model: shared.Model,
-    batch: given.Batch = "1",
+    batch: given.Batch = None,
     size: shared.Size = None,
     dtype: shared.Dtype = "fp32",
     device: shared.Device = None,
@@ -54,7 +56,7 @@ def compare(
     """Time MODEL in every framework, or with PyTorch's options. Outputs are checked first; each framework has its process."""
     kind = _kind(option_names, frameworks)
     name, path = _run_file(output, run, f"{kind}-{file_word(model)}.json")
-    batches = list(dict.fromkeys(values.positive_integers("--batch", batch, BATCHES)))
+    asked_batches = () if batch is None else values.positive_integers("--batch", batch, BATCHES)
     check_outputs({name: path, "--report": report})
     _check(rounds, effort, timeout_s, {"--seconds": seconds, "--time-s": time_s, "--jobs": jobs})
     _check_dtype(dtype, kind)
@@ -78,6 +80,7 @@ def compare(
         db=str(db or ""),
         trust=trust,
     )
+    batches = list(dict.fromkeys(asked_batches)) or [_own_batch(first)]
     cases = [replace(first, batch=n) for n in batches]
     memory = parse_bytes(memory_limit, "--memory-limit") if memory_limit else 0
     kept.run_file(path)
@@ -148,7 +151,7 @@ def _frameworks(
     entries = [find(word) for word in names]
     if not entries:
         raise InputError("--frameworks", "", f"names among {given.ALL}")
-    _load(cases[0])
+    _check_model(cases)
     # The frameworks are no part of the request: a run goes on with others, and those that are there stay.
     return run_comparison(cases, entries, path, request=request, limits=limits, again=again, observer=_observe)
 
@@ -156,15 +159,31 @@ def _frameworks(
 def _options(cases: list[Any], words: str, path: Path, request: dict[str, Any], limits: Any, again: bool) -> Run:
     from convoy.compare.options.ablation import search_options
 
-    _load(cases[0])
+    _check_model(cases)
     return search_options(cases, words, path, request=request, limits=limits, again=again, observer=_observe)
 
 
-def _load(case: Any) -> None:
-    """Make the model once: a name that is none is the user's error and no framework's, and leaves no run file."""
-    from convoy.zoo import load_model
+def _own_batch(case: Any) -> int:
+    """The batch where none is asked for: an exported program's own, else 1."""
+    from convoy.zoo import example_batch
+    from convoy.zoo.model_names import is_exported
 
-    load_model(case.model, weights=case.weights or None, trust=case.trust)
+    return (is_exported(case.model) and example_batch(_model(case))) or 1
+
+
+def _model(case: Any) -> nn.Module:
+    """The model in fp32, on the CPU: exact results are computed from such weights, and rounded for other types."""
+    return values.load_fp32(case.model, case.weights or None, "cpu", trust=case.trust)
+
+
+def _check_model(cases: Sequence[Any]) -> None:
+    """Make the model once: its errors are the user's and no framework's, and leave no run file."""
+    from convoy.zoo.model_names import is_exported
+
+    module = _model(cases[0])
+    for case in cases if is_exported(cases[0].model) else ():  # which may take one shape alone
+        args = inputs.example(module, case.model, None, case.batch, case.size or None, "fp32", "cpu")
+        inputs.check_shape(module, args)
 
 
 def _observe(message: str, done: int, total: int) -> None:

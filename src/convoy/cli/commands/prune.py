@@ -76,7 +76,7 @@ def prune(
     check_files(output, weights)
     check_weights_given(model, weights)
     where = values.pick_device(device)
-    module = values.load(model, weights, "fp32", where, trust=trust)
+    module = values.load_fp32(model, weights, where, trust=trust)
     sources = Sources(finetune, evaluate, images, values.image_size(size))
     summary, info = run(module, model, recipe, schedule, fitted, sources, read_info(weights), where)
     save(module, output, summary, info)
@@ -96,10 +96,16 @@ def check_files(output: Path | None, weights: str | None) -> None:
 
 
 def check_weights_given(model: str, weights: str | None) -> None:
-    """Refuse random weights: their magnitudes say nothing. A factory's or a .pt2's own are its own affair."""
+    """Refuse random weights, whose magnitudes say nothing, and exported programs, which have no modules to prune.
+
+    The weights of a FILE.py:FACTORY may be its own.
+    """
     from convoy.zoo.model_names import is_exported, split_factory
 
-    if weights is None and not is_exported(model) and split_factory(model)[0] is None:
+    if is_exported(model):
+        todo = "An exported program has none. Prune the model that it was exported from, and export that again."
+        raise InputError("model", model, "a model with Conv2d or Linear modules", todo)
+    if weights is None and split_factory(model)[0] is None:
         expected = "a .safetensors file, or DEFAULT for the library's own"
         raise InputError("--weights", None, expected, "Random weights have no magnitude to go by.")
 

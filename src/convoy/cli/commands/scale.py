@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from convoy.cli import interrupt
+from convoy.cli.options import inputs, shared, values
 from convoy.cli.options import scale as given
-from convoy.cli.options import shared, values
 from convoy.cli.output import kept
 from convoy.cli.output.files import check_outputs, file_word, write_report
 from convoy.cli.output.lines import say, tell
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from convoy.compare.runs.device_lock import RunWarnings
     from convoy.compare.scaling.scaling_jobs import ScaleRequest, ScalingJob
 
+USUAL_BATCH: Final = 128
+"""Images in a step of one GPU where none are asked for."""
+
 
 def scale(
     model: given.Models,
-    batch: given.Batch = 128,
+    batch: given.Batch = None,
     size: shared.Size = None,
     dtype: given.Dtype = "fp32",
     device: shared.Device = None,
@@ -61,16 +64,14 @@ def scale(
     from convoy.compare.scaling.scaling_jobs import ScaleRequest
 
     request = ScaleRequest(
-        model=models[0], gpus=_counts(gpus, where), batch=batch, scalings=_scalings(weak, strong),
-        providers=tuple(values.words_of(providers)), dtype=dtype, device=where, size=values.image_size(size) or 0,
-        nodes=nodes, node_rank=node_rank, endpoint=endpoint, timeout_s=timeout_s, round_s=round_s,
+        model=models[0], gpus=_counts(gpus, where), batch=USUAL_BATCH if batch is None else batch,
+        scalings=_scalings(weak, strong), providers=tuple(values.words_of(providers)), dtype=dtype,
+        device=where, size=values.image_size(size) or 0, nodes=nodes, node_rank=node_rank, endpoint=endpoint,
+        timeout_s=timeout_s, round_s=round_s,
         effort=str(settings.effort), db=str(db or ""), trust=trust, plans=str(plans or ""),
     )  # fmt: skip
     request.check(_available(where))
-    requests = [dataclasses.replace(request, model=name) for name in models]
-    # A name that is no model's is the user's error: it is reported once, and not by each process.
-    for one in requests:
-        values.load(one.model, None, "fp32", "cpu", trust=trust)
+    requests = [_checked(dataclasses.replace(request, model=name), own_batch=batch is None) for name in models]
 
     from convoy.compare.runs.device_lock import claim
     from convoy.measurement import detect_target
@@ -79,6 +80,29 @@ def scale(
     interrupt.unwinds()  # ends torchrun
     with claim(detect_target(where), tell, count=max(request.gpus)) as notes:
         _measure(requests, _start(requests, path, notes, again=again), path, report, notes)
+
+
+def _checked(request: ScaleRequest, *, own_batch: bool) -> ScaleRequest:
+    """The request of one model, which is made once: an error of the user's is reported once, and not by each process.
+
+    Args:
+        request: of the model.
+        own_batch: no batch was asked for: an exported program's own is taken.
+    """
+    from convoy.compare.scaling.scaling_jobs import jobs
+    from convoy.zoo import example_batch
+    from convoy.zoo.model_names import is_exported
+
+    module = values.load_fp32(request.model, None, "cpu", trust=request.trust)
+    if not is_exported(request.model):
+        return request
+    if own_batch:
+        request = dataclasses.replace(request, batch=example_batch(module) or request.batch)
+        request.check(_available(request.device))
+    for batch in {job.batch for job in jobs(request)}:
+        args = inputs.example(module, request.model, None, batch, request.size or None, "fp32", "cpu")
+        inputs.check_shape(module, args)
+    return request
 
 
 def _scalings(weak: bool, strong: bool) -> tuple[str, ...]:
@@ -110,7 +134,7 @@ def _start(requests: Sequence[ScaleRequest], output: Path | None, notes: Sequenc
     # Numbers of GPUs and providers are no part of the request: a run goes on with others, and those that are there stay.
     size = list(request.size) if isinstance(request.size, tuple) else request.size  # as JSON gives it back
     asked = {
-        "command": "scale", "model": ",".join(one.model for one in requests), "batch": request.batch, "dtype": request.dtype,
+        "command": "scale", "model": ",".join(one.model for one in requests), "batch": _batches(requests), "dtype": request.dtype,
         "size": size, "nodes": request.nodes, "effort": request.effort, "seconds": request.round_s,
     }  # fmt: skip
     protocol = (
@@ -119,6 +143,12 @@ def _start(requests: Sequence[ScaleRequest], output: Path | None, notes: Sequenc
     manifest = make_manifest(device=request.device, protocol=protocol, request=asked, notes=notes)
     fresh = Run("scaling", manifest)
     return resumed(output, fresh, again=again) if output is not None else fresh
+
+
+def _batches(requests: Sequence[ScaleRequest]) -> int | list[int]:
+    """The batch of all models, or that of each where exported programs have their own."""
+    found = [request.batch for request in requests]
+    return found[0] if len(set(found)) == 1 else found
 
 
 def _measure(

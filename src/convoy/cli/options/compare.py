@@ -11,7 +11,12 @@ from convoy.cli.command import MEASURING, MODEL, OUTPUT, SUBJECT, TUNING
 
 ALL = "torch,inductor,jax,tensorflow,onnxruntime,openvino,convoy"
 
-Batch = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.", rich_help_panel=MODEL)]
+Batch = Annotated[
+    str | None,
+    typer.Option(
+        "--batch", help="Batch sizes, separated by commas; by default 1, or a .pt2's own.", rich_help_panel=MODEL
+    ),
+]
 Train = Annotated[
     bool,
     typer.Option("--train", help="Time training steps: forward, backward, SGD update.", rich_help_panel=SUBJECT),

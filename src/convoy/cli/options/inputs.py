@@ -55,16 +55,40 @@ def example(
     return tuple(a.to(device) if hasattr(a, "to") else a for a in args)
 
 
+def check_shape(model: nn.Module, args: tuple[Any, ...]) -> None:
+    """Run a model that brings an example on inputs of another shape: an exported program may have been exported for one alone.
+
+    Some programs check their shapes in a hook, which a graph that is captured does not have.
+
+    Raises:
+        InputError: naming `batch` or `size`.
+    """
+    import torch
+
+    from convoy.zoo import shape_error
+    from convoy.zoo.own_example import only_example
+
+    own = only_example(model)
+    if own is None or [own.shape] == [getattr(a, "shape", None) for a in args]:
+        return
+    try:
+        with torch.no_grad():
+            model(*args)
+    except Exception as refusal:  # the user's own model may fail in any way
+        raise shape_error(model, args, refusal) from refusal
+
+
 @contextmanager
 def fitting(model: nn.Module, args: tuple[Any, ...]) -> Generator[None]:
     """Blame the inputs where something failed that the stock model cannot run on them either: a shape that does not fit.
 
-    The stock model is asked after a failure only: a run of it may take seconds.
+    A model without an example of its own is asked after a failure only: a run of it may take seconds.
     """
     import torch
 
-    from convoy.zoo import check_inputs
+    from convoy.zoo import check_inputs, shape_error
 
+    check_shape(model, args)
     try:
         yield
     except Exception as error:  # whatever it is, it is raised again unless the inputs are to blame
@@ -75,9 +99,7 @@ def fitting(model: nn.Module, args: tuple[Any, ...]) -> Generator[None]:
                 model(*args)
         except Exception as refusal:  # the user's own model may fail in any way
             check_inputs(model, args, type(model).__name__)
-            shapes = ", ".join("x".join(map(str, a.shape)) if isinstance(a, torch.Tensor) else repr(a) for a in args)
-            todo = f"It says {type(refusal).__name__}: {refusal}"
-            raise InputError("size", shapes, "a shape that the model takes", todo) from error
+            raise shape_error(model, args, refusal) from error
         raise
 
 

@@ -17,10 +17,10 @@ Models = Annotated[
     ),
 ]
 Batch = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--batch",
-        help="Images in a step of one GPU (or CPU process); with --strong, of all of them.",
+        help="Images in a step of one GPU (or CPU process), with --strong of all of them; by default 128, or a .pt2's own.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -32,7 +32,9 @@ Input = Annotated[
 ]
 Batch = Annotated[
     int | None,
-    typer.Option("--batch", help="Batch size; by default 1, or the number of images.", rich_help_panel=MODEL),
+    typer.Option(
+        "--batch", help="Batch size; by default 1, a .pt2's own, or the number of images.", rich_help_panel=MODEL
+    ),
 ]
 Size = Annotated[
     str | None,

@@ -111,6 +111,21 @@ def load(model: str, weights: str | None, dtype: str | None, device: str, *, tru
     return made.to(device)
 
 
+def load_fp32(model: str, weights: str | None, device: str, *, trust: bool) -> nn.Module:
+    """As `load`, for a command that needs fp32 parameters and has no option for another dtype.
+
+    Raises:
+        InputError: naming `model`, for a .pt2 that was exported in another dtype.
+    """
+    from convoy.zoo import own_dtype
+
+    made = load(model, weights, None, device, trust=trust)
+    if own_dtype(made) != "fp32":
+        todo = f"It was exported in {own_dtype(made)}; export it in fp32 for this command."
+        raise InputError("model", model, "a model with fp32 parameters", todo)
+    return made
+
+
 def load_plan(module: nn.Module, plan: Path, args: tuple[Any, ...]) -> nn.Module:
     """The module run by a saved plan."""
     import convoy

@@ -15,6 +15,7 @@ from convoy.compare.scaling.scaling_jobs import BF16_SENT
 from convoy.narrowing import is_list
 from convoy.typed_torch import in_memory_format
 from convoy.zoo import example_args, load_model, preprocessing
+from convoy.zoo.model_names import is_exported
 
 Stage = Callable[[str], None]
 
@@ -77,7 +78,7 @@ class TrainingSetup:
             host = host.pin_memory()
         x = host.to(device)
         with torch.no_grad():
-            outputs: Any = model(x[:1])
+            outputs: Any = model(x if is_exported(name) else x[:1])  # a program may take its own batch alone
         logits: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         classes = logits.shape[-1]
         target = torch.arange(batch, device=device) % classes

@@ -58,7 +58,11 @@ def test_tuning_has_the_time_that_is_allowed_and_left_and_the_row_says_where_it_
             del args, kwargs
 
         program.runnable = SimpleNamespace(replay=lambda: None)
-        notes = ("3 of 9 problems were never measured on this target, and measuring ended after 40 s",) if cut else ()
+        notes = (
+            ("3 of the net's 9 different layers and subgraphs were never measured: measuring ended after 40 s",)
+            if cut
+            else ()
+        )
         return SimpleNamespace(program=SimpleNamespace(programs=[program]), plan=SimpleNamespace(notes=notes))
 
     monkeypatch.setattr(bench, "optimize_model", optimize_model)

@@ -22,7 +22,9 @@ from convoy.settings import Effort, Settings
 from convoy.target import Target
 from convoy.tuning_profile import phase
 
-NO_CEILINGS: Final = "the roofline ceilings could not be measured for lack of memory: the report has no floors"
+NO_CEILINGS: Final = (
+    "FLOP/s and memory bandwidth could not be measured for lack of device memory: the report has no direct floors"
+)
 """Note of a plan that was made without them."""
 
 PATIENT_FROM_S: Final = 60.0
@@ -74,10 +76,10 @@ def measure_ceilings(target: Target, effort: Effort = Effort.QUICK, deadline: De
 
 
 BUSY: Final = (
-    "this machine is busy: its peak rates differ from sample to sample, so the direct floors and short times are uncertain; tune "
-    "when nothing else runs"
+    "the highest FLOP/s and memory bandwidth measured on this device vary, as they do where other programs run or clocks change: "
+    "direct floors and short times are uncertain; tune again when nothing else runs"
 )
-"""Note of a plan that was made with ceilings that did not settle."""
+"""Note of a plan that was made with ceilings that did not settle. An idle GPU may have it too, by its power limit."""
 
 
 def ceiling_notes(found: Peaks | None) -> list[str]:

@@ -132,7 +132,7 @@ def prediction_notes(found: SearchResult, why_first: str = "") -> list[str]:
     never = "never"
     if why_first:
         never, why, remedy = (
-            "not yet",
+            "not",
             f"this is the first answer: {why_first}",
             "give it more time (`time_s`, `--time-s`)",
         )
@@ -141,10 +141,15 @@ def prediction_notes(found: SearchResult, why_first: str = "") -> list[str]:
     elif found.baseline_out_of_memory:
         why, remedy = f"PyTorch ran out of memory on {found.baseline_out_of_memory} of them", "tune a smaller batch"
     else:
-        why, remedy = "effort none measures nothing", "measure once: `convoy optimize` with `--effort quick`"
-    unmeasured = f"{found.predicted} of {len(found.rows)} problems were {never} measured on this target, because {why}"
+        why, remedy = "effort none measures nothing", "measure once, at effort quick (`effort`, `--effort quick`)"
+    some = f"{found.predicted} of the net's {len(found.rows)} different layers and subgraphs"
+    unmeasured = f"{some} were {never} measured on this device, because {why}"
     if not found.predicted_from:
-        limits = f"{NOTHING_KNOWN}: times marked ~ are lower limits from its peak rates, not estimates"
+        limits = (
+            f"{NOTHING_KNOWN}: times marked ~ are the least that its FLOP/s and memory bandwidth allow, not estimates"
+        )
         return [f"{limits}; {remedy}", unmeasured, *notes]
-    how = f"times marked ~ are predicted from {found.predicted_from} measurements of other problems on devices of this name"
+    how = (
+        f"times marked ~ are predicted from {found.predicted_from} measurements of other layers on devices of this name"
+    )
     return [f"{unmeasured}: {how}; {remedy}", *notes]

@@ -153,7 +153,7 @@ def _tie_note(first: Selection, chosen: Selection) -> str:
     kept = {candidate.config.engine for candidate in chosen.chosen}
     gone = sorted({candidate.config.engine for candidate in first.chosen} - kept)
     saved = f"{chosen.total_us - first.total_us:.2g} us of {chosen.total_us:.4g}"
-    return f"{', '.join(gone)} would save {saved}, no more than a tie: a plan without it starts at once"
+    return f"{', '.join(gone)} would save {saved} and must be compiled at every start: the plan does without"
 
 
 def _determinism_notes(net: Net, found: SearchResult, problem: SelectionProblem) -> list[str]:
@@ -174,7 +174,9 @@ def _determinism_notes(net: Net, found: SearchResult, problem: SelectionProblem)
             f"no engine computes {net.captured.graph.node(bare[0]).op} ({bare[0]}) with the same bits in every run here: "
             f"{reasons[bare[0]]}. Leave `deterministic` out, or use another operator."
         )
-    return list(dict.fromkeys(f"PyTorch's own is excluded: {reason}" for reason in reasons.values()))
+    return list(
+        dict.fromkeys(f"PyTorch's own operator is left out (deterministic): {reason}" for reason in reasons.values())
+    )
 
 
 def stock_us(baseline: Selection, problem: SelectionProblem, graph: Graph) -> float:

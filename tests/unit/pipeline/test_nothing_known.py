@@ -73,8 +73,8 @@ def test_nothing_is_below_its_floor_and_every_time_is_marked(result: OptimizeRes
 def test_the_notes_say_what_is_not_known_and_what_to_run(result: OptimizeResult) -> None:
     told = [note for note in result.plan.notes if note.startswith(NOTHING_KNOWN)]
     assert len(told) == 1
-    assert "`convoy optimize` with `--effort quick`" in told[0]
-    assert any("were never measured on this target" in note for note in result.plan.notes)
+    assert "measure once, at effort quick (`effort`, `--effort quick`)" in told[0]
+    assert any("were never measured on this device" in note for note in result.plan.notes)
     assert result.plan.notes == result.summary.notes
 
 

@@ -113,7 +113,11 @@ def test_an_operator_that_nobody_computes_with_the_same_bits_is_named() -> None:
 def test_a_baseline_that_is_left_out_for_the_same_bits_is_noted() -> None:
     choice = select(*steady_net(others=True), Settings(deterministic=True))
     assert {c.config.engine for c in choice.selection.chosen} == {"aten", "inductor"}
-    assert [note for note in choice.notes if note.startswith("PyTorch's own is excluded: aten.nll_loss2d_forward")]
+    assert [
+        note
+        for note in choice.notes
+        if note.startswith("PyTorch's own operator is left out (deterministic): aten.nll_loss2d_forward")
+    ]
 
 
 GATED = """graph 1

@@ -68,7 +68,10 @@ def large_summary() -> Summary:
         inputs=("fp32[128,3,512,512]",) * 200,
         layers=layers,
         selection=choice,
-        notes=("174 of 178 problems were never measured, because `--effort none` measures nothing. " * 2,),
+        notes=(
+            "174 of the net's 178 different layers and subgraphs were never measured, because effort none measures nothing. "
+            * 2,
+        ),
         schedule=ScheduleSummary(4, 4e5, 3e5),
         versions={"convoy": "0.1.0", "torch": "2.13.0+cu130", "protocol": "v5-wall-cold-500us", "cxx": "g++ 12.2.0"},
     )

@@ -178,7 +178,7 @@ def test_where_time_is_up_the_rest_is_predicted(known, fakes, now):
         assert (best.config.engine, best.config.knobs["k"], best.samples) == ("fast", 7, 3)
         assert rows["aten", 0].samples == rows["near", 7].samples == 0
     assert prediction_notes(found)[0].startswith(
-        "3 of 3 problems were never measured on this target, because measuring ended"
+        "3 of the net's 3 different layers and subgraphs were never measured on this device, because measuring ended"
     )
     again = run(more, engines(fakes), known, Slow(now), GPU)
     assert (again.cut, again.predicted) == ("", 0)

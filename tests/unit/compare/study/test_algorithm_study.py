@@ -431,7 +431,7 @@ def test_strategies_say_what_is_predicted() -> None:
     old = [replace(r, detail={"predicted": 2, "problems": 3}) for r in predicted]
     assert {line[5] for line in strategy_table(old)} >= {"exact, 2 of 3 problems predicted"}
     (note,) = strategy_notes(predicted)
-    assert note.startswith("net: 2 of 3 problems were never measured on this target")
+    assert note.startswith("net: 2 of the net's 3 different layers and subgraphs were never measured on this device")
     measured_all = strategy_rows(chain(), {"subject": "net", "batch": 1}, SearchResult(rows=found.rows))
     assert strategy_notes(measured_all) == []
     assert strategy_table(measured_all)[-1][5] == "exact"
@@ -551,8 +551,8 @@ def test_strategies_of_a_batch_at_effort_none_say_what_is_predicted(tmp_path: Pa
     (rows,) = [read(tmp_path / "study.json").rows]
     assert {row.batch for row in rows} == {3}
     assert re.search(r"0 candidates measured, 0 from the database, (\d+) of \1 problems predicted", done.output)
-    assert "problems were never measured on this target" in done.output
-    assert "problems were never measured on this target" in (tmp_path / "page.html").read_text()
+    assert "layers and subgraphs were never measured on this device" in done.output
+    assert "layers and subgraphs were never measured on this device" in (tmp_path / "page.html").read_text()
 
 
 NET = """

@@ -29,6 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the repository, which holds the package `bench`
 
 from bench.shared.bytecode import compile_package
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 from bench.shared.rows import Row
 from bench.tuning.versions import CACHES
@@ -235,4 +236,4 @@ def add_net(
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

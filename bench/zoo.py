@@ -27,6 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import run_main
 from bench.shared.record import RESULTS, Recorder
 from bench.sweep.zoo_nets import families
 
@@ -180,4 +181,4 @@ def written(done: dict[str, dict[str, Any]], options: argparse.Namespace, folder
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

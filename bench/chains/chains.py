@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 from bench.chains.blocks import RESNET50, Block
 from bench.chains.chain_runs import Check, Launches, fused_buffers, layers_chain, same_bits
 from bench.layers.layer_timing import Builders, Variant, device_facts, replay_us, sets_of
+from bench.shared.command_line import counts, run_main
 from bench.shared.record import Recorder
 
 LAYER_ENGINES = ("cuda.swapped", "cuda.implicit_gemm", "triton.swapped", "triton.pointwise")
@@ -181,7 +182,7 @@ class Bench:
 def main() -> None:
     """Measure, print, write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", default="1,8,32,128")
+    parser.add_argument("--batches", type=counts, default="1,8,32,128")
     parser.add_argument("--dtype", default="fp16")
     parser.add_argument("--keep", type=int, default=12)
     parser.add_argument("--layer-keep", type=int, default=3)
@@ -192,7 +193,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
-    blocks = [make(int(n), options.dtype) for n in options.batches.split(",") for make in RESNET50]
+    blocks = [make(n, options.dtype) for n in options.batches for make in RESNET50]
     if options.dry:
         dry(blocks, options.keep)
         return
@@ -218,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

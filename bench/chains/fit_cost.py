@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.chains.blocks import FLOPS_NS, RESNET50, Block
 from bench.layers.layer_floor import BYTES_PER_US
+from bench.shared.command_line import run_main
 
 RESULTS = Path(__file__).parents[1] / "results" / "chains-nvidia-h200.csv"
 UNITS = 132
@@ -165,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

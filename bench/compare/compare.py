@@ -27,6 +27,7 @@ from convoy.report.sheet import print_sheet, write_sheet
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import counts, run_main
 from bench.shared.record import Recorder, origin
 
 INDUCTOR = ("reduce-overhead", "conv_1x1_as_mm", "coordinate descent", "max-autotune")
@@ -99,7 +100,7 @@ def arguments(description: str | None, nets: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN.json")
     parser.add_argument("--nets", default=nets)
-    parser.add_argument("--batch", default="1,32")
+    parser.add_argument("--batch", type=counts, default="1,32")
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--device", default="")
@@ -118,7 +119,7 @@ def cases(options: argparse.Namespace, net: str) -> list[Case]:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     mode = "training" if options.train else "inference"
     threads = torch.get_num_threads()
-    batches = [int(word) for word in options.batch.split(",")]
+    batches = options.batch
     return [
         Case(net, "", batch, 0, options.dtype, mode, device, threads, time_s=options.tune_seconds) for batch in batches
     ]
@@ -160,10 +161,10 @@ def main() -> None:
                 metric="comparison_s",
                 unit="s",
                 p50=took,
-                note=f"batch {options.batch} in one run{bound}",
+                note=f"batch {','.join(map(str, options.batch))} in one run{bound}",
             )
         print(recorder.write())
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

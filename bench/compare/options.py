@@ -31,6 +31,7 @@ from convoy.report.sheet import print_sheet, write_sheet
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
 from bench.compare.compare import METRICS, arguments, cases, record, tell
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 
 PROVIDERS = {
@@ -98,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -33,6 +33,7 @@ from convoy.zoo import input_size, load_model
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
 from bench.inference.own_processes import machine_of
+from bench.shared.command_line import counts, run_main
 from bench.shared.quantile import quantile
 from bench.shared.record import Recorder
 from bench.shared.timed_code import whole_net_code
@@ -48,7 +49,7 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default="resnet18,resnet50,mobilenet_v2,densenet121")
-    parser.add_argument("--batch", default="1")
+    parser.add_argument("--batch", type=counts, default="1")
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--folder", type=Path)
@@ -64,7 +65,7 @@ def main() -> None:
         machine=machine_of({"clocks": gpu_clocks(), "system": {"host": host()}}),
         code=whole_net_code(),
     )
-    cases = product(given.nets.split(","), given.dtype.split(","), map(int, given.batch.split(",")))
+    cases = product(given.nets.split(","), given.dtype.split(","), given.batch)
     for net, dtype, batch in cases:
         for provider, metric, times in measured(net, batch, dtype, torch.device(given.device)):
             recorder.add(subject=net, batch=batch, dtype=dtype, numerics="as_torch", provider=provider,
@@ -132,4 +133,4 @@ def synchronise(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -30,6 +30,7 @@ from convoy.zoo import load_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import counts, run_main
 from bench.shared.record import Recorder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -108,7 +109,7 @@ def main() -> None:
     """Run the comparison, print a short table, write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nets", default=NETS)
-    parser.add_argument("--batch", default="1,8")
+    parser.add_argument("--batch", type=counts, default="1,8")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--numerics", choices=("as_torch", "half"), default="as_torch")
@@ -124,7 +125,7 @@ def main() -> None:
     gains: list[float] = []
     to_onnx: list[float] = []
     for net in options.nets.split(","):
-        for batch in (int(b) for b in options.batch.split(",")):
+        for batch in options.batch:
             print(f"{net} batch {batch}", flush=True)
             timed = compare(net, batch, options, recorder)
             eager = min(timed["torch.eager"].median_ms, timed["torch.eager.nhwc"].median_ms)
@@ -148,4 +149,4 @@ def geometric_mean(values: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

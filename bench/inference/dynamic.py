@@ -23,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import counts, run_main
 from bench.shared.record import Recorder
 
 import convoy
@@ -67,7 +68,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="fp16" if torch.cuda.is_available() else "fp32", choices=DTYPES)
     parser.add_argument("--most", type=int, default=64)
-    parser.add_argument("--batches", default="1,3,5,7,12,23,37,48,63")
+    parser.add_argument("--batches", type=counts, default="1,3,5,7,12,23,37,48,63")
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--tune-seconds", type=float, default=math.inf, help="for each plan")
     parser.add_argument("--folder", type=Path)
@@ -81,7 +82,7 @@ def main() -> None:
         folder=options.folder,
         machine={"host": host()},
     )
-    batches = [int(word) for word in options.batches.split(",")]
+    batches = options.batches
     for net in options.nets.split(","):
         measured(net, batches, options, recorder)
     print(recorder.write())
@@ -110,11 +111,11 @@ def measured(net: str, batches: list[int], options: argparse.Namespace, recorder
         print(f"{net:16} {batch:4} {ratios[-1]:6.3f}   {note}", flush=True)
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     share = weights_of(fast) / max(1, weights_of(fast, slice(1)))
-    note = f"batches {options.batches} of 1 to {options.most}"
+    note = f"batches {','.join(map(str, options.batches))} of 1 to {options.most}"
     for metric, value in (("over_own_worst", max(ratios)), ("over_own_mean", mean), ("weights_share", share)):
         recorder.add(**about, batch=options.most, metric=metric, unit="1", p50=value, note=note)
         print(f"{net:16} {metric:16} {value:6.3f}   {note}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

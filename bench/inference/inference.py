@@ -57,6 +57,7 @@ from bench.inference.inference_peers import WORDS, Ready, Run, peers, reserved
 from bench.inference.jax_peer import NAME as JAX
 from bench.inference.jax_peer import JaxFigures, jax_figures
 from bench.inference.own_processes import machine_of
+from bench.shared.command_line import counts, run_main
 from bench.shared.quiet import require_quiet
 from bench.shared.record import Recorder
 from bench.shared.time_limit import COMPILE_S
@@ -240,7 +241,7 @@ def main() -> None:
     """Run the comparison, print a short table, write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default=NETS)
-    parser.add_argument("--batch", default="1,32")
+    parser.add_argument("--batch", type=counts, default="1,32")
     parser.add_argument("--dtype", default="fp16")
     parser.add_argument("--peers", default="graph,inductor")
     parser.add_argument("--effort", default="quick")
@@ -267,11 +268,11 @@ def main() -> None:
         code=whole_net_code(),
     )
     done = there(recorder, run) if options.missing else set[Case]()
-    every = itertools.product(options.nets.split(","), options.dtype.split(","), options.batch.split(","))
+    every = itertools.product(options.nets.split(","), options.dtype.split(","), options.batch)
     lines: list[str] = []
     left_out: list[str] = []
     with torch.no_grad():
-        for case in [Case(net, int(batch), dtype) for net, dtype, batch in every]:
+        for case in [Case(net, batch, dtype) for net, dtype, batch in every]:
             if case in done:
                 continue
             if run.left_s < LEAST_S:
@@ -289,4 +290,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

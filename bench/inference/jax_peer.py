@@ -14,7 +14,7 @@ from convoy.compare.child_session import ChildFailedError
 from convoy.compare.frameworks import FRAMEWORKS
 from convoy.compare.limits import Limits
 from convoy.compare.samples import rounds_for
-from convoy.pipeline.check.end_to_end import Latency, latency_of
+from convoy.pipeline.check.end_to_end import Latency
 
 NAME = "jax"
 
@@ -66,4 +66,4 @@ def jax_figures(net: str, batch: int, dtype: str, seconds: float, device: str = 
             finished = child.ask({"do": "finish", "kinds": False}, "finished")
         finally:
             children.end(child)
-    return JaxFigures(latency_of(NAME, samples), ready["compile_s"], finished["peak_memory_bytes"], ready["error"])
+    return JaxFigures(Latency(NAME, tuple(samples)), ready["compile_s"], finished["peak_memory_bytes"], ready["error"])

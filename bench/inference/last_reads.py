@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.inference.last_reads_table import PROVIDERS
 from bench.inference.own_processes import machine_of
+from bench.shared.command_line import counts, run_main
 from bench.shared.quantile import quantile
 from bench.shared.record import Recorder
 from bench.shared.timed_code import whole_net_code
@@ -44,7 +45,7 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default="mobilenet_v2,efficientnet_b0,resnet50,densenet121")
-    parser.add_argument("--batch", default="32")
+    parser.add_argument("--batch", type=counts, default="32")
     parser.add_argument("--dtype", default="fp16")
     parser.add_argument("--time", type=float, default=15.0, help="seconds of tuning a net")
     parser.add_argument("--db", type=Path)
@@ -61,7 +62,7 @@ def main() -> None:
         code=whole_net_code(),
     )
     settings = convoy.Settings(time_s=given.time, db=given.db)
-    for net, dtype, batch in product(given.nets.split(","), given.dtype.split(","), map(int, given.batch.split(","))):
+    for net, dtype, batch in product(given.nets.split(","), given.dtype.split(","), given.batch):
         times, marks = measured(net, batch, DTYPES[dtype], settings)
         for provider, values in times.items():
             recorder.add(subject=net, batch=batch, dtype=dtype, numerics="as_torch", provider=provider, metric="call_us",
@@ -116,4 +117,4 @@ def replayed(program: CudaGraphProgram) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

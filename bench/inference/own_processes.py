@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # the repository, which holds the package `bench`
 
 from bench.inference.providers import PROVIDERS
+from bench.shared.command_line import counts, run_main
 from bench.shared.quiet import require_quiet
 from bench.shared.record import Recorder
 from bench.shared.timed_code import whole_net_code
@@ -66,12 +67,12 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
     """Every net in every dtype at every batch size."""
     return [
         Case(
-            net, batch=int(batch), dtype=dtype, mode=options.mode, device=options.device, threads=THREADS,
+            net, batch=batch, dtype=dtype, mode=options.mode, device=options.device, threads=THREADS,
             effort=options.effort, time_s=options.tune_seconds, db=options.db, trust=True,
         )
         for net in options.nets.split(",")
         for dtype in options.dtype.split(",")
-        for batch in options.batch.split(",")
+        for batch in options.batch
     ]  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--mode", default="inference", choices=("inference", "training"))
     made.add_argument("--nets", default=NETS)
-    made.add_argument("--batch", default="1,32")
+    made.add_argument("--batch", type=counts, default="1,32")
     made.add_argument("--dtype", default="fp16")
     made.add_argument(
         "--providers", default="convoy,torch.graph,torch.graph.nhwc,inductor.default,inductor.conv_1x1_as_mm"
@@ -219,4 +220,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

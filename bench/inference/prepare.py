@@ -25,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
 from bench.inference.own_processes import cases_of, entries_of, parser
+from bench.shared.command_line import run_main
 
 from convoy.compare import case_inputs
 from convoy.compare.case import Case
@@ -88,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

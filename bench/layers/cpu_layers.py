@@ -26,6 +26,7 @@ from convoy.problem import ConvProblem, EngineConfig, Epilogue
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
 from bench.layers.layer_data import FOLDER, problems, short
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 
 NETS = "alexnet,vgg19,googlenet,resnet50,mobilenet_v2,densenet121,efficientnet_b0"
@@ -124,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -52,6 +52,7 @@ from bench.layers.layer_timing import (
     variants,
     verdict,
 )
+from bench.shared.command_line import run_main
 
 COLUMNS = ("problem", "engine", "knobs", "stage", "status", "us", "floor_us", "guess_us", "error", "device")
 RESERVE_S = 5.0
@@ -225,4 +226,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -41,6 +41,7 @@ from bench.layers.layer_timing import (
     variants,
     verdict,
 )
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 
 PROVIDERS = {"cudnn": "cudnn.best", "aten": "torch.graph"}
@@ -121,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

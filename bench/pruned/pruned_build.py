@@ -25,6 +25,7 @@ from convoy.target import Target
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
 from bench.pruned.pruned_layers import masked, resnet_layers
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 from bench.shared.time_limit import TimeIsUpError, until
 
@@ -76,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -31,6 +31,7 @@ from convoy.target import Target
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 from bench.training.training_case import Case, loss_of
 
@@ -165,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

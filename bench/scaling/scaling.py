@@ -37,6 +37,7 @@ from convoy.compare.scaling.scaling_rows import count_of, with_efficiency
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import counts, run_main
 from bench.shared.record import Recorder, origin
 
 PROVIDERS = (
@@ -192,10 +193,6 @@ def tell(run: Run) -> None:
     print("\n".join((*settings(run.rows), *notes(run.rows), *failures(run.rows))))
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
-
-
 def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
 
@@ -215,9 +212,9 @@ def parser() -> argparse.ArgumentParser:
         "runs", nargs="*", type=Path, metavar="RUN.json", help="run files to turn into CSV; none: measure"
     )
     made.add_argument("--folder", type=Path, help="where the CSV and the run file are written")
-    made.add_argument("--gpus", type=_numbers, default=[1, 2, 4])
+    made.add_argument("--gpus", type=counts, default=[1, 2, 4])
     made.add_argument("--nets", type=_words, default=["alexnet", "resnet50", "googlenet"])
-    made.add_argument("--batches", type=_numbers, default=[128, 32], help="images of a GPU")
+    made.add_argument("--batches", type=counts, default=[128, 32], help="images of a GPU")
     made.add_argument("--providers", type=_provider_words, default=list(PROVIDERS))
     made.add_argument(
         "--compressed",
@@ -260,4 +257,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -20,6 +20,7 @@ from convoy.compare.study.study_lines import strategy_table, winners
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder, origin
 
 METRICS = {
@@ -113,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -28,6 +28,7 @@ from convoy.zoo import Dataset, load_dataset, load_model, preprocessing
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 
 NET = "resnet20_cifar10"
@@ -118,4 +119,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -40,6 +40,7 @@ from convoy.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import counts, run_main
 from bench.shared.record import Recorder
 from bench.shared.time_limit import COMPILE_S, within
 from bench.training.convoy_steps import LEAST_S, Run, replayed, stages, tuned
@@ -208,7 +209,7 @@ def main() -> None:
     """Run the comparison, print a short table, write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nets", default=NETS)
-    parser.add_argument("--batch", default="32,128")
+    parser.add_argument("--batch", type=counts, default="32,128")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--peers", default="graph,inductor")
     parser.add_argument("--effort", default="quick")
@@ -245,9 +246,9 @@ def main() -> None:
     lines: list[str] = []
     left_out: list[str] = []
     for net in options.nets.split(","):
-        for batch in options.batch.split(","):
+        for batch in options.batch:
             for dtype in options.dtype.split(","):
-                case = Case(net, int(batch), dtype, options.device)
+                case = Case(net, batch, dtype, options.device)
                 if (case.net, case.batch, case.dtype) in done:
                     continue
                 if run.left_s < 2 * LEAST_S:
@@ -266,4 +267,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

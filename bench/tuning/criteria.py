@@ -54,6 +54,7 @@ from convoy.tune.tuning_task import TuningTask
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
 from bench.layers.make_layers import COLUMNS as SIZES
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 from bench.tuning.known_rows import measurements
 
@@ -248,4 +249,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -27,6 +27,7 @@ from convoy.tune.predict import MIN_SAMPLES, TimePredictor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 from bench.tuning.known_rows import measurements
 
@@ -104,4 +105,4 @@ def mean(values: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

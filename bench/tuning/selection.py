@@ -34,6 +34,7 @@ from convoy.zoo.torchvision_import import import_torchvision
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 
 LAYOUTS = ("nchw", "nhwc")
@@ -146,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

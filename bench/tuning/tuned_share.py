@@ -30,6 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 from bench.shared.rows import Row
 from bench.shared.timed_code import whole_net_code
@@ -178,4 +179,4 @@ def add_net(recorder: Recorder, net: str, given: argparse.Namespace, found: dict
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

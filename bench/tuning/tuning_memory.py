@@ -42,6 +42,7 @@ from convoy.zoo import input_size, load_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.shared.command_line import counts, run_main
 from bench.shared.record import Recorder
 
 MUST = 1.25
@@ -243,7 +244,7 @@ def main() -> None:
     """Tune, run, print, write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default="resnet50")
-    parser.add_argument("--batch", default="1,32")
+    parser.add_argument("--batch", type=counts, default="1,32")
     parser.add_argument("--dtype", default="fp16", choices=sorted(DTYPES))
     parser.add_argument("--tune-seconds", type=float, default=math.inf)
     parser.add_argument("--folder", type=Path)
@@ -259,11 +260,11 @@ def main() -> None:
         folder=options.folder,
     )
     for net in options.nets.split(","):
-        for batch in map(int, options.batch.split(",")):
+        for batch in options.batch:
             case = Case(net, batch, options.dtype, options.tune_seconds)
             record(case, measure(case), recorder)
             print(recorder.write(), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

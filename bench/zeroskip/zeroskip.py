@@ -43,6 +43,7 @@ from convoy.problem import ConvProblem
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
 from bench.layers.layer_timing import device_facts
+from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 from bench.zeroskip.zeroskip_cases import SHARES, Known, Plan, plans, run_of
 from bench.zeroskip.zeroskip_contest import LAUNCHES, ROUNDS, contest, measure, named, precompile, region_us
@@ -165,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

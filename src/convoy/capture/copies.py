@@ -29,7 +29,8 @@ states."""
 def copy_module(model: nn.Module, device: torch.device | None = None) -> nn.Module:
     """A deep copy. Attributes that are computed tensors, which `copy.deepcopy` refuses, are copied without their history.
 
-    A pruned module's `weight` is such a one: computed of `weight_orig` and `weight_mask` before every call, in the copy too.
+    A pruned module's `weight` is one of these: a hook computes it from `weight_orig` and `weight_mask` before every call, also in
+    the copy.
 
     Args:
         model: what to copy.
@@ -51,8 +52,8 @@ def separate_copy(
 ) -> nn.Module:
     """A copy that can be run without a trace on the original.
 
-    Buffers, training flags, Python attributes, and the list of hooks are the copy's own. So are its parameters, as objects: each
-    has its own `grad` and `requires_grad`, and with `share_parameters` the original's memory.
+    Buffers, training flags, Python attributes and the list of hooks are the copy's own. Its parameters are new objects, each with
+    its own `grad` and `requires_grad`; with `share_parameters` they use the original's memory.
 
     Args:
         model: not changed.
@@ -62,15 +63,14 @@ def separate_copy(
     Raises:
         CaptureError: an attribute cannot be copied, or the copy would still hold something of the original's; with its name.
     """
-    made: dict[int, Any] = {id(t): t.detach().clone() for t in _computed(model)}
-    made |= _stand_ins(model)
+    made = _computed_copies(model) | _stand_ins(model)
     if share_parameters:
         made |= {
             id(p): _alias(p) for p in model.parameters() if type(p) is nn.Parameter and id(p) not in (tensors or {})
         }
-    twin = _deepcopy(model, {**made, **(tensors or {})})
-    _check_separate(model, twin)
-    return twin
+    copied = _deepcopy(model, {**made, **(tensors or {})})
+    _check_separate(model, copied)
+    return copied
 
 
 def copy_sharing_tensors(model: nn.Module) -> nn.Module:
@@ -79,8 +79,7 @@ def copy_sharing_tensors(model: nn.Module) -> nn.Module:
     Raises:
         CaptureError: an attribute cannot be copied.
     """
-    made: dict[int, Any] = {id(t): t.detach().clone() for t in _computed(model)}
-    made |= _stand_ins(model)
+    made = _computed_copies(model) | _stand_ins(model)
     made |= {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return _deepcopy(model, made)
 
@@ -112,10 +111,10 @@ def _deepcopy(model: nn.Module, made: dict[int, Any]) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # copies of exported programs warn of names inside torch
-            twin = copy.deepcopy(model, {**_empty_dicts(model), **made})
-            _put_hooks_back(model, twin)
-            _put_modes_back(model, twin)
-            return twin
+            copied = copy.deepcopy(model, {**_empty_dicts(model), **made})
+            _put_hooks_back(model, copied)
+            _put_modes_back(model, copied)
+            return copied
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # __deepcopy__ and __reduce__ are the user's code
@@ -133,7 +132,7 @@ def _empty_dicts(model: nn.Module) -> dict[int, Any]:
     }
 
 
-def _put_hooks_back(model: nn.Module, twin: nn.Module) -> None:
+def _put_hooks_back(model: nn.Module, copied: nn.Module) -> None:
     """Give a copy the forward hooks that its original has, and the attributes that they read.
 
     `GraphModule.__deepcopy__` leaves both out. An exported program checks its inputs' sizes in such a hook.
@@ -142,17 +141,17 @@ def _put_hooks_back(model: nn.Module, twin: nn.Module) -> None:
         kept = {kind: vars(module).get(kind) for kind in _FORWARD_HOOKS}
         if not isinstance(module, fx.GraphModule) or not any(kept.values()):
             continue
-        own = vars(twin.get_submodule(name))
+        own = vars(copied.get_submodule(name))
         own.update({attribute: value for attribute, value in vars(module).items() if attribute not in own})
         for kind, hooks in kept.items():
             if hooks and not own.get(kind):
                 own[kind] = copy.copy(hooks)
 
 
-def _put_modes_back(model: nn.Module, twin: nn.Module) -> None:
+def _put_modes_back(model: nn.Module, copied: nn.Module) -> None:
     """Give a copy the training flags of its original. Copies of torchvision's feature extractors are in training mode."""
     flags = {name: module.training for name, module in named_modules(model)}
-    for name, module in named_modules(twin):
+    for name, module in named_modules(copied):
         if module.training != flags.get(name, module.training):
             module.training = flags[name]
 
@@ -199,14 +198,19 @@ def _copied(leaf: Any) -> Any:
 def are_separate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether no two tensors among arguments share memory."""
     tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-    places = [place for place in map(_place, tensors) if place is not None]
-    return len(set(places)) == len(places)
+    addresses = [address for address in map(_address, tensors) if address is not None]
+    return len(set(addresses)) == len(addresses)
 
 
 def _computed(model: nn.Module) -> Iterator[torch.Tensor]:
     """Attributes that are results of other tensors; `copy.deepcopy` refuses them."""
     held = (value for module in model.modules() for value in vars(module).values())
     return (value for value in held if isinstance(value, torch.Tensor) and not value.is_leaf)
+
+
+def _computed_copies(model: nn.Module) -> dict[int, Any]:
+    """`id` of each attribute that is a computed tensor → a copy without its history."""
+    return {id(tensor): tensor.detach().clone() for tensor in _computed(model)}
 
 
 def _stand_ins(model: nn.Module) -> dict[int, Any]:
@@ -233,17 +237,17 @@ def _alias(parameter: nn.Parameter) -> nn.Parameter:
     return alias
 
 
-def _check_separate(model: nn.Module, twin: nn.Module) -> None:
+def _check_separate(model: nn.Module, copied: nn.Module) -> None:
     """Refuse a copy that holds modules or buffers of its original, as a `__deepcopy__` of the user's may make it."""
     own = {id(module) for module in model.modules()}
-    for name, module in named_modules(twin):
+    for name, module in named_modules(copied):
         if id(module) in own:
             raise CaptureError(f"the model cannot be copied for tuning: {name or 'it'} copies itself as itself")
-    held = {place: name for name, tensor in model.named_buffers() if (place := _place(tensor)) is not None}
-    for name, tensor in twin.named_buffers():
-        if _place(tensor) in held:
+    held = {address: name for name, tensor in model.named_buffers() if (address := _address(tensor)) is not None}
+    for name, tensor in copied.named_buffers():
+        if _address(tensor) in held:
             raise CaptureError(f"the model cannot be copied for tuning: the copy shares the buffer {name}")
-    for (name, module), other in zip(named_modules(model), twin.modules(), strict=False):
+    for (name, module), other in zip(named_modules(model), copied.modules(), strict=False):
         for attribute, value in vars(other).items():
             if value is not None and _holds_original(value, own):
                 raise CaptureError(
@@ -252,7 +256,7 @@ def _check_separate(model: nn.Module, twin: nn.Module) -> None:
                 )
 
 
-def _place(tensor: torch.Tensor) -> int | None:
+def _address(tensor: torch.Tensor) -> int | None:
     """Address of a tensor's memory; None where there is none to share."""
     try:
         return tensor.untyped_storage().data_ptr() or None

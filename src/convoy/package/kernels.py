@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from convoy.engines.base import Executable, Packed
+from convoy.engines.base import Packed
 from convoy.engines.compilers.compiled_cache import folder_at
 from convoy.engines.compilers.host_compiler import compile_shared, lanes
 from convoy.engines.compilers.instruction_sets import KERNEL_LEVELS, cpu_flags
@@ -170,13 +170,6 @@ class PackagedKernel(NativeExecutable):
             else:
                 tensors.append(operand)  # pyright: ignore[reportArgumentType]
         return Native(self._settings, tuple(tensors))
-
-
-class NothingToDo(Executable):
-    """A step of a program whose values have no elements."""
-
-    def launch(self, buffers: Any, workspace: Any) -> None:
-        """Nothing."""
 
 
 def functions_of(library: ctypes.CDLL, names: Sequence[str]) -> list[Any]:

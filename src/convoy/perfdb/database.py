@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Connection
@@ -19,7 +18,7 @@ from convoy.perfdb.record import check_digest, clip_reason, read_record, read_ta
 from convoy.perfdb.row import Measurement, Status
 from convoy.perfdb.shipped import ShippedTables
 from convoy.perfdb.store import DatabaseFile
-from convoy.perfdb.summary import DatabaseInfo, ImportResult
+from convoy.perfdb.summary import DatabaseInfo, ImportResult, read_info
 from convoy.perfdb.transfer import ImportBatch, read_file, write_all
 from convoy.problem import is_subgraph_key
 from convoy.target import Target
@@ -196,25 +195,7 @@ class Database:
 
     def info(self) -> DatabaseInfo:
         """Numbers about the contents."""
-        read, path = self._store.read, self.path
-        targets = read(lambda connection: sql.select_pairs(connection, "targets"))
-        exists = path is not None and path.exists()
-        return DatabaseInfo(
-            path=str(path or ""),
-            in_memory=self.in_memory,
-            schema_version=read(sql.schema_version),
-            journal=read(sql.journal),
-            size_bytes=path.stat().st_size if path is not None and exists else 0,
-            measurements=self.count(),
-            texts=len(read(lambda connection: sql.select_pairs(connection, "texts"))),
-            plans=len(self.plans.keys()),
-            status=read(lambda connection: sql.count_by(connection, "status")),
-            engine=read(lambda connection: sql.count_by(connection, "engine")),
-            target=read(lambda connection: sql.count_by(connection, "target")),
-            targets={digest: str(json.loads(text)["name"]) for digest, text in targets.items()},
-            shipped=tuple(shipped.shipped_targets()) if self._with_shipped else (),
-            warnings=tuple(self.warnings),
-        )
+        return read_info(self._store, shipped.shipped_targets() if self._with_shipped else ())
 
     def export(self, path: Path, *, problem: str = "", engine: str = "", status: str = "", target: str = "") -> int:
         """Write the user's rows that pass the filters as CSV (only rows) or JSON lines (texts and targets too), by suffix.

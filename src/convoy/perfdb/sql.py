@@ -266,10 +266,10 @@ def drop_oldest_plans(connection: sqlite3.Connection, kept: int) -> int:
 def sum_of_rows(connection: sqlite3.Connection, problems: Sequence[str] | None) -> tuple[int, int]:
     """How many rows these problems have, or all of them, and the sum of their seals: equal sums, equal rows."""
     statement = "SELECT count(*), coalesce(sum(seal), 0) FROM measurements"
-    if problems is None:
-        count, seals = connection.execute(statement).fetchone()
-        return int(count), int(seals)
     rows = seals = 0
+    if problems is None:
+        rows, seals = connection.execute(statement).fetchone()
+        return int(rows), int(seals)
     for begin in range(0, len(problems), _MOST_PARAMETERS):
         part = problems[begin : begin + _MOST_PARAMETERS]
         places = ", ".join("?" * len(part))

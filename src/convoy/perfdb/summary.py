@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from convoy.perfdb import sql
+from convoy.perfdb.store import DatabaseFile
 from convoy.perfdb.transfer import RejectedRow
 
 
@@ -70,3 +74,30 @@ class DatabaseInfo:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return asdict(self)
+
+
+def read_info(store: DatabaseFile, shipped: Sequence[str]) -> DatabaseInfo:
+    """Numbers about the contents of a file.
+
+    Args:
+        store: the file.
+        shipped: digests of the targets with shipped results.
+    """
+    path = store.path
+    targets = store.read(lambda connection: sql.select_pairs(connection, "targets"))
+    return DatabaseInfo(
+        path=str(path or ""),
+        in_memory=store.in_memory,
+        schema_version=store.read(sql.schema_version),
+        journal=store.read(sql.journal),
+        size_bytes=path.stat().st_size if path is not None and path.exists() else 0,
+        measurements=store.read(lambda connection: sql.count(connection, {})),
+        texts=len(store.read(lambda connection: sql.select_pairs(connection, "texts"))),
+        plans=len(store.read(sql.plan_keys)),
+        status=store.read(lambda connection: sql.count_by(connection, "status")),
+        engine=store.read(lambda connection: sql.count_by(connection, "engine")),
+        target=store.read(lambda connection: sql.count_by(connection, "target")),
+        targets={digest: str(json.loads(text)["name"]) for digest, text in targets.items()},
+        shipped=tuple(shipped),
+        warnings=tuple(store.warnings),
+    )

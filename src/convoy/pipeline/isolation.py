@@ -75,11 +75,11 @@ def isolate(
     """
     switched = evaluate and any(module.training for module in model.modules())
     share = share_parameters and not (switched and any(map(overrides_train, model.modules())))
-    twin = separate_copy(model, share_parameters=share)
+    copied = separate_copy(model, share_parameters=share)
     if switched:
         with suppress(NotImplementedError):  # the module of an ExportedProgram: its mode was fixed when it was exported
-            twin.eval()
-    return IsolatedCopy(twin, *copied_arguments(args, kwargs))
+            copied.eval()
+    return IsolatedCopy(copied, *copied_arguments(args, kwargs))
 
 
 def overrides_train(module: nn.Module) -> bool:
@@ -116,7 +116,7 @@ def preserve_global_state() -> Generator[None]:
     PyTorch's warnings about what its own modules call, such as Inductor's use of a deprecated function, are not shown: the user
     cannot change that. Warnings at lines of the user's code are.
 
-    Held for the whole of a public call that tunes: of two that time programs at once, neither would learn the truth.
+    Held for the whole of a public call that tunes: two calls that time programs at once would measure each other's load.
     """
     with one_at_a_time(), ExitStack() as stack:
         stack.callback(_random_states())

@@ -71,11 +71,11 @@ def _recorded(
         _NeedsDataError: a run without data may differ from one on the device.
         _NotRecordableError: the run does what a record would not show.
     """
-    twin = separate_copy(model, tensors=None if data else tensors_without_data(model))
+    copied = separate_copy(model, tensors=None if data else tensors_without_data(model))
     given = copied_arguments(args, {})[0] if data else tuple(map(without_data, args))
-    with tracing(twin), torch.no_grad():
-        before = AttributeSnapshot(twin)
-        run = _Run(twin, tensors, (args, given), names, data=data)
+    with tracing(copied), torch.no_grad():
+        before = AttributeSnapshot(copied)
+        run = _Run(copied, tensors, (args, given), names, data=data)
         try:
             outputs = run.outputs()
         except Exception as error:  # everything: a model's own code may raise anything

@@ -104,8 +104,8 @@ def measured(net: str, batches: list[int], options: argparse.Namespace, recorder
         own = convoy.optimize(model, (most[:batch],), settings=settings, name=net)
         mine, theirs = compared(fast, own, most[:batch])
         ratios.append(mine.median_ms / theirs.median_ms)
-        cover = fast.size_programs.cover((batch,))
-        split = " + ".join(map(str, cover.batches)) if cover is not None else "stock"
+        chosen = fast.size_programs.split((batch,))
+        split = " + ".join(map(str, chosen.batches)) if chosen is not None else "stock"
         note = f"{split}; {mine.median_ms:.4g} ms over {theirs.median_ms:.4g} ms"
         recorder.add(**about, batch=batch, metric="over_own", unit="1", p50=ratios[-1], note=note)
         print(f"{net:16} {batch:4} {ratios[-1]:6.3f}   {note}", flush=True)

@@ -23,12 +23,12 @@ def find_route(cache: ProgramCache, known: SizePrograms, args: tuple[Any, ...], 
     outside = dims.outside(sizes)
     if outside:
         return Route(reason=f"{outside}: the stock module runs; give `dynamic` a wider range")
-    cover = known.cover(sizes)
-    if cover is None:
+    split = known.split(sizes)
+    if split is None:
         return Route(sizes=sizes, reason=known.why_no_program(sizes))
     parts: list[BatchPart] = []
     start = 0
-    for batch in cover.batches:
+    for batch in split.batches:
         count = min(batch, sizes[0] - start)
         signature = calls.signature_of(*dims.images(given, start, count, batch))
         parts.append(BatchPart(start, count, batch, signature))

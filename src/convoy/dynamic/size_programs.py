@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from convoy.dynamic.cover import Cover, buckets, cheapest_cover
+from convoy.dynamic.batch_split import BatchSplit, buckets, cheapest_split
 from convoy.dynamic.dims import DynamicDims
 from convoy.errors import InputError
 from convoy.plan import PlansForSizes, SizedPlan
@@ -120,12 +120,12 @@ class SizePrograms:
                 self.routes = {}
             self.routes[signature] = route
 
-    def cover(self, sizes: Sizes) -> Cover | None:
+    def split(self, sizes: Sizes) -> BatchSplit | None:
         """The cheapest programs that together compute a call; None if none may, or there are none for its other sizes."""
         same = {have[0]: time for have, time in self.times_ms.items() if have[1:] == sizes[1:]}
         if self.dims.batch is None or self.not_split or not same:
             return None
-        return cheapest_cover(sizes[0], same)
+        return cheapest_split(sizes[0], same)
 
     def wanted(self, sizes: object) -> list[Sizes]:
         """The sizes of the programs that `add_size` makes.

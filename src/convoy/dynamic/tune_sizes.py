@@ -9,7 +9,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from torch import nn
 
 from convoy.deadline import Deadline
-from convoy.dynamic.cover import buckets, next_bucket
+from convoy.dynamic.batch_split import buckets, next_bucket
 from convoy.dynamic.dims import Call, DynamicDims
 from convoy.dynamic.dynamic_module import DynamicModule
 from convoy.dynamic.independence import Run, why_not_split

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from convoy.dynamic.cover import cheapest_cover
+from convoy.dynamic.batch_split import cheapest_split
 from convoy.dynamic.dims import DynamicDims
 from convoy.dynamic.independence import why_not_split
 from convoy.dynamic.layouts import empty_joined
@@ -82,7 +82,7 @@ class SymbolicBatch:
         self._splits: bool | None = None
         self._times: dict[tuple[Any, ...], dict[int, float]] = {}
         self._stock: dict[tuple[Any, ...], dict[int, float]] = {}
-        self._covers: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        self._chosen: dict[tuple[Any, ...], tuple[int, ...]] = {}
 
     def take(self, inputs: Sequence[Any], run: Graph) -> None:
         """Use a compiled graph for other batches too, after it has run once on these inputs: it is timed beside PyTorch."""
@@ -98,7 +98,7 @@ class SymbolicBatch:
             device = inputs[self._batch.tensors[0]].device
             self._times.setdefault(others, {})[images] = call_ms(lambda: run(*tensors), device)
             self._stock.setdefault(others, {})[images] = call_ms(lambda: self._module(*inputs), device)
-        self._covers = {}
+        self._chosen = {}
 
     def __call__(self, inputs: Sequence[Any], find: Callable[[Sequence[Any]], Graph | None]) -> Any:
         """The results; None where PyTorch is to compute them.
@@ -113,13 +113,13 @@ class SymbolicBatch:
         if not times or images < 1 or _needs_gradient(tensors):
             return None
         key = (*others, images)
-        if key not in self._covers:
-            cover = cheapest_cover(images, times)
-            faster = cover.cost_ms < _estimate(images, self._stock[others])
-            self._covers[key] = cover.batches if faster else ()
+        if key not in self._chosen:
+            split = cheapest_split(images, times)
+            faster = split.cost_ms < _estimate(images, self._stock[others])
+            self._chosen[key] = split.batches if faster else ()
         whole: list[torch.Tensor] = []
         start = 0
-        for batch in self._covers[key]:
+        for batch in self._chosen[key]:
             count = min(batch, images - start)
             part = self._batch.part(inputs, start, count, batch)
             run = find(part)

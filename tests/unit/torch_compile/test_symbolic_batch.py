@@ -62,7 +62,7 @@ def test_other_batches_are_computed_by_those_that_are_compiled(
     (times,) = batch._times.values()
     assert sorted(times) == [5, 9]
     times.update({5: 3.0, 9: 5.0})
-    batch._covers.clear()
+    batch._chosen.clear()
     ran: list[tuple[int, ...]] = []
     for count in (2, 4, 7, 11, 14, 15):
         x = images(count)
@@ -70,8 +70,8 @@ def test_other_batches_are_computed_by_those_that_are_compiled(
         for name, tensor in wanted.items():
             assert (found[name].double() - right[name]).norm() <= most * right[name].norm()
             assert found[name].stride() == tensor.stride()
-        ran += batch._covers.values()
-        batch._covers.clear()
+        ran += batch._chosen.values()
+        batch._chosen.clear()
     assert ran == [(5,), (5,), (9,), (9, 5), (9, 5), (5, 5, 5)]
 
 

@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 
 import pytest
 
-from convoy.dynamic.cover import ALLOWED, PART_MS, buckets, cheapest_cover, next_bucket
+from convoy.dynamic.batch_split import ALLOWED, PART_MS, buckets, cheapest_split, next_bucket
 
 
 def cost(batches: tuple[int, ...], times: dict[int, float]) -> float:
@@ -19,7 +19,7 @@ def test_no_other_cover_is_cheaper(seed: int) -> None:
     draws = random.Random(seed)
     times = {batch: draws.uniform(0.5, 1.5) * batch**0.7 for batch in (1, 2, 4, 8)}
     for images in range(1, 13):
-        found = cheapest_cover(images, times)
+        found = cheapest_split(images, times)
         every = [
             batches
             for length in range(1, images + 1)
@@ -33,14 +33,14 @@ def test_no_other_cover_is_cheaper(seed: int) -> None:
 
 def test_a_batch_is_split_where_time_grows_with_images_and_padded_where_it_does_not() -> None:
     linear = {batch: float(batch) for batch in (1, 2, 4, 8, 16, 32, 64)}
-    assert cheapest_cover(37, linear).batches == (32, 4, 1)
+    assert cheapest_split(37, linear).batches == (32, 4, 1)
     flat = {**linear, 32: 50.0, 64: 36.0}
-    assert cheapest_cover(37, flat).batches == (64,)
-    assert cheapest_cover(64, linear).batches == (64,)
+    assert cheapest_split(37, flat).batches == (64,)
+    assert cheapest_split(64, linear).batches == (64,)
 
 
 def test_of_equal_times_the_fewest_programs_are_taken() -> None:
-    assert cheapest_cover(6, {1: 0.0, 2: 0.0, 8: 0.0}).batches == (8,)
+    assert cheapest_split(6, {1: 0.0, 2: 0.0, 8: 0.0}).batches == (8,)
 
 
 def test_a_further_program_is_asked_for_where_it_helps_and_no_more() -> None:
@@ -59,7 +59,7 @@ def test_a_further_program_is_asked_for_where_it_helps_and_no_more() -> None:
 
 
 def worst_ratio(times: dict[int, float]) -> float:
-    return max(cheapest_cover(images, times).cost_ms / (0.4 + 0.052 * images) for images in range(1, 65))
+    return max(cheapest_split(images, times).cost_ms / (0.4 + 0.052 * images) for images in range(1, 65))
 
 
 @pytest.mark.parametrize(

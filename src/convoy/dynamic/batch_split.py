@@ -16,7 +16,7 @@ ALLOWED: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Cover:
+class BatchSplit:
     """Programs that together compute a batch.
 
     Attributes:
@@ -28,8 +28,8 @@ class Cover:
     cost_ms: float
 
 
-def cheapest_cover(images: int, times_ms: Mapping[int, float]) -> Cover:
-    """The cover of a batch with the least sum of times, found exactly by dynamic programming; of equal ones that of fewer parts.
+def cheapest_split(images: int, times_ms: Mapping[int, float]) -> BatchSplit:
+    """The split of a batch with the least sum of times, found exactly by dynamic programming; of equal ones that of fewer parts.
 
     Args:
         images: images of the batch, at least 1.
@@ -41,11 +41,11 @@ def cheapest_cover(images: int, times_ms: Mapping[int, float]) -> Cover:
     while left > 0:
         batches.append(choices[left])
         left -= choices[left]
-    return Cover(tuple(sorted(batches, reverse=True)), costs[images])
+    return BatchSplit(tuple(sorted(batches, reverse=True)), costs[images])
 
 
 def _cheapest(images: int, times_ms: Mapping[int, float]) -> tuple[list[float], list[int]]:
-    """For each batch up to `images`: the least sum of times, and one program of the cover that has it."""
+    """For each batch up to `images`: the least sum of times, and one program of the split that has it."""
     costs, lengths, choices = [0.0], [0], [0]
     for count in range(1, images + 1):
         found: tuple[float, int, int] | None = None

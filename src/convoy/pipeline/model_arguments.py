@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from convoy.errors import InputError
@@ -24,9 +25,14 @@ def checked_model(model: Any) -> nn.Module:
         given = cast("Any", model)
         what = str(getattr(given, "__name__", None) or type(given).__name__)
         todo = "Put the function into a module's forward." if callable(given) else ""
+        if isinstance(given, torch.export.ExportedProgram):
+            todo = "Give the program's .module()."
         raise InputError("model", what, "a torch.nn.Module", todo)
     if isinstance(model, OptimizedModule):
         return model.stock
+    if not hasattr(model, "training"):
+        todo = "Give the module before torch.jit.freeze or torch.jit.optimize_for_inference."
+        raise InputError("model", type(model).__name__, "a torch.nn.Module with a training flag", todo)
     compiled = getattr(model, "_orig_mod", None)
     return compiled if isinstance(compiled, nn.Module) else model
 

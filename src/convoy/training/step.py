@@ -223,7 +223,7 @@ class TrainingStep:
             return "a tensor of the batch requires a gradient: the stock step runs; call .detach() on it"
         if effective_amp(self.options.amp, self.guard.device) != self.program.amp:
             return "autocast is not as it was when the step was made: the stock step runs; pass `amp` to training_step"
-        reason = calls.why_not_plain(batch.tensors) or calls.why_modes_forbid()
+        reason = calls.why_not_plain(batch.tensors) or calls.why_modes_forbid() or self._why_flags_forbid()
         if reason is not None:
             return f"{reason}: the stock step runs"
         change = self._state.change()
@@ -237,6 +237,13 @@ class TrainingStep:
             self.work.renew()
             self.graph = None
         return None
+
+    def _why_flags_forbid(self) -> str | None:
+        """Why PyTorch's process-wide flags ask for its own step; None if they do not."""
+        if torch.is_anomaly_enabled():  # it names the operator of the forward pass whose gradient is NaN
+            return "anomaly detection is on"
+        now, then = torch.get_default_dtype(), self.program.default_dtype
+        return None if now == then else f"the default dtype is {now} and was {then} when the step was made"
 
     def _warn_once(self, reason: str) -> None:
         if reason not in self._warned:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -61,6 +61,7 @@ class StepProgram:
         amp: dtype of autocast, the option's or that of an autocast region around `training_step`; None without.
         origin: (model, loss, optimizer, options, plan) → a step of that plan; what a pickle binds again with.
         form: how the example batch holds the model's inputs; None where stock PyTorch runs.
+        default_dtype: PyTorch's when the program was made: tensors that the model makes in its code may have it.
     """
 
     plan: Plan
@@ -70,3 +71,4 @@ class StepProgram:
     amp: torch.dtype | None = None
     origin: Callable[..., Any] | None = None
     form: InputForm | None = None
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)

@@ -66,6 +66,16 @@ def test_wrong_kinds_are_refused_by_name(name: str, settings: convoy.Settings) -
     assert caught.value.argument == argument
 
 
+def test_forms_of_a_model_that_are_no_module_say_what_to_give(settings: convoy.Settings) -> None:
+    with pytest.raises(InputError, match=r"model: got 'ExportedProgram'.*Give the program's \.module\(\)"):
+        convoy.optimize(torch.export.export(net(), (X,)), X, settings=settings)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        frozen = torch.jit.freeze(torch.jit.trace(net(), X))
+    with pytest.raises(InputError, match=r"with a training flag.*Give the module before torch\.jit\.freeze"):
+        convoy.optimize(frozen, X, settings=settings)
+
+
 def test_what_the_model_itself_refuses_it_says_itself(settings: convoy.Settings) -> None:
     with pytest.raises(RuntimeError, match="expected input"):
         convoy.optimize(net(), X[:, :2], settings=settings)

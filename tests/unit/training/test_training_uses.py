@@ -580,6 +580,42 @@ def test_autocast_around_a_call_counts(settings: convoy.Settings):
     assert_planned(inside)
 
 
+def test_anomaly_detection_names_what_gives_nan(settings: convoy.Settings):
+    batch = images(), labels()
+    found = pair(Net, lambda _: stock_loss, batch, settings)
+    with torch.autograd.set_detect_anomaly(True), pytest.warns(UserWarning, match="convoy: anomaly detection is on"):
+        found.train(batch)
+    with (
+        torch.autograd.set_detect_anomaly(True),
+        pytest.warns(UserWarning, match="Traceback of forward call"),
+        pytest.raises(RuntimeError, match="returned nan values"),
+    ):
+        found.step(images() * float("nan"), labels())
+    assert_planned(found)
+
+
+class ScaledNet(Net):
+    """A tensor that the model makes in its code has the default dtype, and so has the loss then."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * torch.linspace(0.5, 1.5, 5)
+
+
+def test_another_default_dtype_counts(settings: convoy.Settings):
+    batch = images(), labels()
+    found = pair(ScaledNet, lambda _: stock_loss, batch, settings)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.warns(
+            UserWarning, match=r"convoy: the default dtype is torch\.float64 and was torch\.float32 when"
+        ):
+            found.train(batch)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    found.train(batch)
+    assert_planned(found)
+
+
 def test_a_batch_that_requires_a_gradient_gets_one(settings: convoy.Settings):
     found = pair(Net, lambda _: stock_loss, (images(), labels()), settings)
     x = images().requires_grad_()

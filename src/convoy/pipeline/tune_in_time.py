@@ -181,7 +181,7 @@ def overrun_note(deadline: Deadline, measured: int) -> str:
     if not deadline.is_limited or deadline.spent_s <= TOLERANCE * deadline.seconds:
         return ""
     why = "building and checking took longer than expected" if measured else "a first answer takes as long here"
-    return f"the call took {deadline.spent_s:.1f} s, more than time_s={deadline.seconds:g}: {why}"
+    return f"the call took {deadline.spent_s:.1f} s, longer than its limit of {deadline.seconds:g} s (time_s): {why}"
 
 
 def _cut(first: TunedPlan, deadline: Deadline) -> TunedPlan:

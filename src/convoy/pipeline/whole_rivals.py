@@ -220,7 +220,7 @@ def fastest_of(
         torch.cuda.empty_cache()
         return built
     told = ", ".join(f"{name} {one.median_ms:.3f}" for name, one in times.items() if name != _PLAN)
-    note = f"the net as one program, ms: {told}; as selected {times[_PLAN].median_ms:.3f}"
+    note = f"the whole net by one engine, ms: {told}; as selected {times[_PLAN].median_ms:.3f}"
     least = least_error(str(settings.numerics), net.captured.graph)
     if outcome is None or end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least):
         plan = replace(built.plan, notes=(*built.plan.notes, note))

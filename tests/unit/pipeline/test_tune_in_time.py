@@ -174,7 +174,7 @@ def test_an_overrun_is_reported_with_its_cause() -> None:
     assert tune_in_time.overrun_note(call, 0) == ""
     now[0] = 4.0
     assert tune_in_time.overrun_note(call, 0) == (
-        "the call took 4.0 s, more than time_s=2: a first answer takes as long here"
+        "the call took 4.0 s, longer than its limit of 2 s (time_s): a first answer takes as long here"
     )
     assert "building and checking" in tune_in_time.overrun_note(call, 3)
     assert tune_in_time.overrun_note(Deadline(), 0) == ""
@@ -199,7 +199,9 @@ def test_timing_ends_when_its_time_is_up_but_not_before_there_is_a_median(monkey
 def test_a_time_that_no_answer_can_keep_is_reported(tmp_path: Any) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
     settings = Settings(time_s=1e-3, db=tmp_path / "perf.db", only_engines=("aten",))
-    with pytest.warns(UserWarning, match="more than time_s=0.001: a first answer takes as long here"):
+    with pytest.warns(
+        UserWarning, match=r"longer than its limit of 0.001 s \(time_s\): a first answer takes as long here"
+    ):
         found = optimize_model(net, (torch.randn(1, 3, 8, 8),), settings=settings)
     assert found.summary.tuning.measured == 0
     assert any("before anything was measured" in note for note in found.plan.notes)
@@ -210,7 +212,7 @@ def test_a_training_step_has_its_time_too(tmp_path: Any) -> None:
     batch = (torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     settings = Settings(time_s=1e-3, db=tmp_path / "perf.db", only_engines=("aten",))
-    with pytest.warns(UserWarning, match=r"more than time_s=0.001"):
+    with pytest.warns(UserWarning, match=r"longer than its limit of 0.001 s"):
         step = convoy.training_step(net, nn.functional.cross_entropy, optimizer, batch, settings=settings)
     assert torch.isfinite(step(*batch))
 

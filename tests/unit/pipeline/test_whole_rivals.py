@@ -83,8 +83,8 @@ def test_a_slow_cover_gives_way_to_the_whole_net(monkeypatch: pytest.MonkeyPatch
     assert (built.outcome.optimized.median_ms, built.outcome.baseline.median_ms) == (1.0, 10.0)
     (note,) = built.plan.notes
     assert (
-        note
-        == "the net as one program, ms: aten nhwc 3.000, inductor.whole nhwc 1.000; as selected 2.000: inductor.whole nhwc runs"
+        note == "the whole net by one engine, ms: aten nhwc 3.000, inductor.whole nhwc 1.000; as selected 2.000:"
+        " inductor.whole nhwc runs"
     )
     assert built.program.plan == built.plan
 
@@ -101,7 +101,9 @@ def test_a_slow_cover_gives_way_to_the_whole_net(monkeypatch: pytest.MonkeyPatch
 def test_a_fast_cover_stays_and_its_plan_tells_the_times(monkeypatch: pytest.MonkeyPatch, rival: Program) -> None:
     built = chosen(monkeypatch, {"inductor.whole": rival})
     assert built.plan.steps[0].config.engine == "cudnn"
-    assert built.plan.notes == (f"the net as one program, ms: inductor.whole nhwc {rival.ms:.3f}; as selected 2.000",)
+    assert built.plan.notes == (
+        f"the whole net by one engine, ms: inductor.whole nhwc {rival.ms:.3f}; as selected 2.000",
+    )
 
 
 def test_what_loads_at_once_need_only_win_by_more_than_the_spread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +125,6 @@ def test_at_effort_none_a_net_is_timed_in_pytorchs_other_memory_format_too(
     x = torch.randn(1, 3, 32, 32)
     settings = convoy.Settings(effort="none", only_engines=("aten",), db=tmp_path / "p.db")
     fast = convoy.optimize(model, (x,), settings=settings)
-    (note,) = [note for note in fast.plan.notes if note.startswith("the net as one program")]
+    (note,) = [note for note in fast.plan.notes if note.startswith("the whole net by one engine")]
     assert "aten nhwc" in note
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)

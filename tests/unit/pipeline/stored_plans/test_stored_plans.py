@@ -280,7 +280,7 @@ def test_what_was_cut_short_or_timed_on_a_busy_machine_as_slower_is_not_stored(
     monkeypatch.setattr(end_to_end, "is_faster", lambda *_: False)
     monkeypatch.setattr(whole_model, "ceilings_of", lambda *_: Peaks(1e9, {"fp32": 1e9}, settled=False))
     assert tuned(model, settings).plan.baseline
-    with pytest.warns(UserWarning, match="more than time_s"):
+    with pytest.warns(UserWarning, match="longer than its limit"):
         tuned(model, dataclasses.replace(settings, time_s=1e-3, effort="quick"))
     with Database.open(settings.db) as database:
         assert database.plans.keys() == []

@@ -31,7 +31,7 @@ class Warmed:
     """What was built for one net.
 
     Attributes:
-        problems: distinct problems of its regions.
+        problems: different layers and subgraphs of the net.
         failed: why kernels could not be compiled, a line each.
     """
 
@@ -77,7 +77,7 @@ def warm(
             args = inputs.example(module, name, None, batch, wanted, dtype, where)
             with inputs.fitting(module, args):
                 made = warmed_gpu(module, args, name) if where == "cuda" else warmed_cpu(module, args, name, known, bar)
-            bar.say(f"{name}: {made.problems} problems, {time.perf_counter() - start:.1f} s")
+            bar.say(f"{name}: {made.problems} different layers and subgraphs, {time.perf_counter() - start:.1f} s")
             for reason in made.failed:
                 bar.tell(reason)
     after = compiled_code()

@@ -52,7 +52,7 @@ def test_each_kernel_is_built_once_and_one_that_fails_is_named(command: Command,
     assert {problem.split(":")[0] for _, problem in builds} >= {"conv", "linear"}
     assert len({engine for engine, _ in builds}) > 1  # it went on behind the one that failed
     assert done.err.count("cpu.direct: the C compiler refused the source") == 1
-    assert len(re.findall(r"^net.py:small: \d+ problems, [\d.]+ s$", done.out, re.MULTILINE)) == 2
+    assert len(re.findall(r"^net.py:small: \d+ different layers and subgraphs, [\d.]+ s$", done.out, re.MULTILINE)) == 2
     assert re.search(r"^-?\d+ files more \(-?[\d.]+ MiB\) in /", done.out, re.MULTILINE)
 
 

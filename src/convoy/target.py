@@ -11,6 +11,9 @@ from typing import Any, Final, cast
 
 from convoy.errors import InputError
 
+VECTOR_FLOATS: Final = {"avx512": 16, "avx2": 8}
+"""Floats of a vector register by a CPU's instruction set; 4 for all others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -55,6 +58,19 @@ class Target:
         if self.device == "cpu":
             return self.is_same_device(other)
         return (self.device, self.arch, self.units) == (other.device, other.arch, other.units)
+
+    def predicts(self, other: Target) -> bool:
+        """Whether this device's times say which engine is fast on the other: all CPUs run the same kernels and libraries."""
+        return other.has_same_cores(self) or self.device == other.device == "cpu"
+
+    def time_factor(self, other: Target) -> float:
+        """What a time of this device is multiplied by as a guess for the other: threads and vector registers of CPUs; 1 for GPUs.
+
+        Clocks and memory are not known. Which of two engines is faster does not depend on the factor.
+        """
+        if not self.device == other.device == "cpu":
+            return 1.0
+        return self.units * VECTOR_FLOATS.get(self.arch, 4) / (other.units * VECTOR_FLOATS.get(other.arch, 4))
 
     @property
     def capability(self) -> int:

@@ -115,7 +115,8 @@ class Database:
 
         They may come from other software versions. The target's own rows come first, then the user's, then the shipped ones.
         For problems without such a row, rows of earlier protocols follow, then rows of devices with the same cores
-        (`Target.has_same_cores`). Subgraphs are left out, because a subgraph's key does not say what it computes.
+        (`Target.has_same_cores`), for a CPU then those of other CPUs, scaled (`Target.time_factor`). Subgraphs are left out,
+        because a subgraph's key does not say what it computes.
 
         Args:
             target: the device.

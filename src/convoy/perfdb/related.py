@@ -1,4 +1,8 @@
-"""Which rows predictions use, and which of them come first: those of the device, then those of devices with the same cores."""
+"""Which rows predictions use, and which of them come first: those of the device, then those of devices with the same cores.
+
+For a CPU, rows of all other CPUs follow, those with the same instruction set first. Their times are scaled by threads and vector
+registers (`Target.time_factor`).
+"""
 
 from __future__ import annotations
 
@@ -33,11 +37,12 @@ def related_times(
     known: set[str] = set()
     for digests in _related_digests(target, described):
         own = [row for digest in digests for row in own_rows(digest)]
+        factor = described[digests[0]].time_factor(target) if digests and digests[0] in described else 1.0
         for protocol in protocols:
             new = [row for row in own if row.protocol == protocol and _is_new_layer(known, row.problem)]
             found = [TimeColumns.of(new)] if new else []
             found += _shipped_times(shipped, digests, partial(ShippedTable.times, protocol=protocol, known=known))
-            parts += found
+            parts += found if factor == 1.0 else [part.scaled(factor) for part in found]
             known = known.union(*(part.measured_problems() for part in found))
     return TimeColumns.joined(parts)
 
@@ -48,11 +53,14 @@ def _shipped_times(
     return [] if shipped is None else [shipped.query(digest, ask, NO_TIMES) for digest in digests]
 
 
-def _related_digests(target: Target, described: Mapping[str, Target]) -> tuple[Sequence[str], Sequence[str]]:
-    """Digests of this target and of the same device's, then of the devices with the same cores."""
+def _related_digests(target: Target, described: Mapping[str, Target]) -> list[Sequence[str]]:
+    """Digests of this target and of the same device's, then of the devices with the same cores, then of each other CPU."""
     like = [digest for digest, found in described.items() if found.is_same_device(target)]
     same = list(dict.fromkeys((target.digest, *like)))
-    return same, [digest for digest, found in described.items() if found.has_same_cores(target) and digest not in same]
+    alike = [digest for digest, found in described.items() if found.has_same_cores(target) and digest not in same]
+    others = [digest for digest, found in described.items() if found.predicts(target) and digest not in (*same, *alike)]
+    others.sort(key=lambda digest: described[digest].arch != target.arch)
+    return [same, alike, *([digest] for digest in others)]
 
 
 def _is_new_layer(known: Collection[str], problem: str) -> bool:

@@ -149,7 +149,5 @@ def prediction_notes(found: SearchResult, why_first: str = "") -> list[str]:
             f"{NOTHING_KNOWN}: times marked ~ are the least that its FLOP/s and memory bandwidth allow, not estimates"
         )
         return [f"{limits}; {remedy}", unmeasured, *notes]
-    how = (
-        f"times marked ~ are predicted from {found.predicted_from} measurements of other layers on devices of this name"
-    )
+    how = f"times marked ~ are predicted from {found.predicted_from} measurements of other layers on this device or ones like it"
     return [f"{unmeasured}: {how}; {remedy}", *notes]

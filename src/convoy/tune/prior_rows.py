@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Protocol as Interface
@@ -18,7 +19,7 @@ from convoy.tune.criteria import Criteria
 from convoy.tune.criteria_file import find_criteria
 from convoy.tune.precision import depends_on_precision, reuse_rows
 from convoy.tune.predict import CostModel, TimePredictor
-from convoy.tune.transfer_hints import related_targets
+from convoy.tune.transfer_hints import predicting_targets, related_targets
 from convoy.tune.tuning_task import TuningTask
 from convoy.tuning_profile import phase
 
@@ -152,15 +153,20 @@ class PredictorSource:
         self._related: Sequence[Target] | None = None
 
     def related_rows(self, problem: Problem) -> Sequence[Measurement]:
-        """The rows of a subgraph on the first related device that has some; those of layers are among `with_rows`."""
+        """The rows of a subgraph on the first related device that has some, their times scaled (`Target.time_factor`).
+
+        Those of layers are among `with_rows`.
+        """
         if not isinstance(problem, SubgraphProblem):
             return ()
         if self._related is None:
-            self._related = related_targets(self._target, self._database.targets().values())
-        protocols = (self._protocol.id, *self._protocol.earlier)
-        places = ((target, protocol) for target in self._related for protocol in protocols)
-        found = (self._database.lookup(problem.key, target.digest, protocol) for target, protocol in places)
-        return next(filter(None, found), ())
+            self._related = predicting_targets(self._target, self._database.targets().values())
+        for related in self._related:
+            for protocol in (self._protocol.id, *self._protocol.earlier):
+                if rows := self._database.lookup(problem.key, related.digest, protocol):
+                    factor = related.time_factor(self._target)
+                    return rows if factor == 1 else [replace(row, median_us=row.median_us * factor) for row in rows]
+        return ()
 
     def with_rows(self, measured: Iterable[Measurement] = ()) -> tuple[TimePredictor, Criteria | None]:
         """A predictor made from the stored rows and the rows measured since, and the criteria."""

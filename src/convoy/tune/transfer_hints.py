@@ -54,6 +54,13 @@ def related_targets(target: Target, others: Collection[Target]) -> list[Target]:
     )
 
 
+def predicting_targets(target: Target, others: Collection[Target]) -> list[Target]:
+    """Targets whose rows predict times for this one: `related_targets`, then for a CPU all others, its instruction set first."""
+    related = related_targets(target, others)
+    further = [other for other in others if other.predicts(target) and other not in (target, *related)]
+    return [*related, *sorted(further, key=lambda other: (other.arch != target.arch, other.digest))]
+
+
 def same_software(target: Target, other: Target) -> bool:
     """Whether both targets have the same kernels."""
     return all(target.version(name) == other.version(name) for name in KERNEL_LIBRARIES)

@@ -77,9 +77,9 @@ def test_what_the_package_ships_can_be_read() -> None:
 
 
 def test_rows_of_a_like_device_are_related(tmp_path, monkeypatch):
-    """Another driver is another digest, but the same device: its times are a good guess. Another device's are not."""
+    """Another driver is another digest, but the same device: its times are a good guess. A GPU's are none for a CPU."""
     newer = replace(TARGET, versions=(("torch", "99"),))
-    stranger = replace(TARGET, name="another device", versions=(("torch", "99"),))
+    stranger = Target("cuda", "a GPU", "sm_90", 132, 1 << 34, 0)
     folder = tmp_path / "shipped"
     with Database.memory() as database:
         database.put([row(0, target=newer.digest), row(1, target=stranger.digest)], targets=[newer, stranger])
@@ -95,6 +95,29 @@ def test_rows_of_a_like_device_are_related(tmp_path, monkeypatch):
         assert said(database.times(TARGET, (protocol,))) == said(TimeColumns.of([row(2), row(0)]))
         assert database.good_layers(TARGET.digest, protocol) == [row(2)]
         assert database.good_layers(newer.digest, protocol) == [row(0, target=newer.digest)]
+
+
+def test_times_of_other_cpus_come_last_scaled_by_threads_and_registers(tmp_path, monkeypatch):
+    wide = replace(TARGET, name="wide registers", arch="avx512", units=8)
+    many = replace(TARGET, name="many threads", units=4)
+    protocol = row(0).protocol
+    rows = [
+        row(0),
+        row(0, target=many.digest),
+        row(1, target=many.digest),
+        row(1, target=wide.digest),
+        row(2, target=wide.digest),
+    ]
+    with Database.memory() as database:
+        database.put(rows, targets=[wide, TARGET, many])
+        database.export_shipped(tmp_path)
+    monkeypatch.setattr(shipped, "shipped_folder", lambda: tmp_path)
+    wanted = [row(0), row(1, median_us=2 * row(1).median_us), row(2, median_us=8 * row(2).median_us)]
+    with Database.memory(shipped=True) as database:
+        assert said(database.times(TARGET, (protocol,))) == said(TimeColumns.of(wanted))
+    with Database.memory() as database:
+        database.put(rows, targets=[wide, TARGET, many])
+        assert said(database.times(TARGET, (protocol,))) == said(TimeColumns.of(wanted))
 
 
 def test_databases_of_a_process_parse_a_file_once_and_another_file_anew(tmp_path, monkeypatch):

@@ -8,7 +8,8 @@ from convoy.measurement import protocol_for
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Knobs, SubgraphProblem
 from convoy.settings import Effort
-from convoy.tune.transfer_hints import MAX_HINTS, NEAR_BEST_RATIO, hints_from_rows, related_targets
+from convoy.target import Target
+from convoy.tune.transfer_hints import MAX_HINTS, NEAR_BEST_RATIO, hints_from_rows, predicting_targets, related_targets
 from tests.unit.tune.test_search import GPU, PROBLEM, Timed, run
 from tests.unit.tune.test_tuning_task import Fake
 
@@ -46,6 +47,20 @@ def test_kin_are_devices_with_the_same_cores_the_same_software_first():
     cpu = replace(GPU, device="cpu")
     assert related_targets(cpu, [replace(cpu, name="another")]) == []
     assert related_targets(cpu, [replace(cpu, versions=(("torch", "1"),))]) != []
+
+
+def test_all_cpus_predict_for_each_other_and_those_with_the_same_instructions_come_first():
+    cpu = Target("cpu", "one", "avx2", 2, 1 << 30, 1 << 20)
+    wide, like = replace(cpu, arch="avx512", units=8), replace(cpu, name="another")
+    older = replace(cpu, versions=(("torch", "1"),))
+    assert predicting_targets(cpu, [wide, like, GPU, older, cpu]) == [older, like, wide]
+    assert predicting_targets(GPU, [cpu, replace(GPU, units=114), KIN]) == [KIN]
+    assert (cpu.time_factor(wide), wide.time_factor(cpu), cpu.time_factor(like), GPU.time_factor(KIN)) == (
+        1 / 8,
+        8,
+        1,
+        1,
+    )
 
 
 def test_hints_are_the_settings_near_the_best():

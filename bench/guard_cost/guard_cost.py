@@ -63,7 +63,7 @@ def main() -> None:
         protocol=PROTOCOL,
         folder=given.folder,
         machine=machine_of({"clocks": gpu_clocks(), "system": {"host": host()}}),
-        code=whole_net_code(),
+        code=whole_net_code(target.device),
     )
     cases = product(given.nets.split(","), given.dtype.split(","), given.batch)
     for net, dtype, batch in cases:

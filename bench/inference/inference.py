@@ -265,7 +265,7 @@ def main() -> None:
         protocol="interleaved rounds=15, graph replays, median, p20 and p80 as median -+ spread",
         folder=options.folder,
         machine=machine_of({"clocks": gpu_clocks(), "system": {"host": host()}}),
-        code=whole_net_code(),
+        code=whole_net_code("cuda"),
     )
     done = there(recorder, run) if options.missing else set[Case]()
     every = itertools.product(options.nets.split(","), options.dtype.split(","), options.batch)

@@ -59,7 +59,7 @@ def main() -> None:
         protocol=PROTOCOL,
         folder=given.folder,
         machine=machine_of({"clocks": gpu_clocks(), "system": {"host": host()}}),
-        code=whole_net_code(),
+        code=whole_net_code("cuda"),
     )
     settings = convoy.Settings(time_s=given.time, db=given.db)
     for net, dtype, batch in product(given.nets.split(","), given.dtype.split(","), given.batch):

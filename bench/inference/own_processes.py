@@ -121,7 +121,7 @@ def record(run: Run, question: str, folder: Path | None, *, prepared: bool = Fal
         commit=str(manifest["commit"]),
         date=str(manifest["date"]),
         machine=machine_of(manifest),
-        code=whole_net_code(),
+        code=whole_net_code(str(manifest["target"]["device"])),
     )
     for row in run.rows:
         _add(recorder, row, [name for name in METRICS if name != "compile_s" or not prepared])

@@ -14,14 +14,27 @@ ROOT = Path(__file__).parents[2]
 WHOLE_NETS = ("engines", "program", "regions", "schedule", "selection")
 """Folders of src/convoy that decide what runs for a whole net, and run it."""
 
+CPU_ALONE = (
+    "engines/cpu/",
+    "engines/compilers/host_compiler.py",
+    "engines/sparse_activations/zeroskip_cpu.py",
+    "program/native_chains.py",
+)
+"""Of these, what no net on a GPU runs: beginnings of paths. Sources in C (`.c`) are others."""
+
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 @cache
-def whole_net_code() -> str:
-    """The digest of the present code of `WHOLE_NETS`."""
+def whole_net_code(device: str) -> str:
+    """The digest of the present code of `WHOLE_NETS` that runs on a device, `cpu` or `cuda`."""
     source = ROOT / "src" / "convoy"
-    return digest(path for name in WHOLE_NETS for path in (source / name).rglob("*"))
+    paths = (path for name in WHOLE_NETS for path in (source / name).rglob("*"))
+    return digest(path for path in paths if device == "cpu" or not _is_for_cpus(path.relative_to(source)))
+
+
+def _is_for_cpus(path: Path) -> bool:
+    return path.suffix == ".c" or path.as_posix().startswith(CPU_ALONE)
 
 
 def digest(paths: Iterable[Path]) -> str:
@@ -32,7 +45,8 @@ def digest(paths: Iterable[Path]) -> str:
 
 def is_stale(row: dict[str, str]) -> bool:
     """Whether a row of a whole net was measured with other code than the present one, or does not say with which."""
-    return row.get("code", "") != whole_net_code()
+    device = "cuda" if "cuda=" in row.get("versions", "") else "cpu"
+    return row.get("code", "") != whole_net_code(device)
 
 
 def _normal(path: Path) -> str:

@@ -158,7 +158,7 @@ def main() -> None:
         found = json.loads(done.stdout.splitlines()[-1])
         recorder = recorder or Recorder(
             "tuned-share", device=found["device"], versions=found["versions"], protocol=PROTOCOL, folder=given.folder,
-            machine={"host": host()}, code=whole_net_code(),
+            machine={"host": host()}, code=whole_net_code(given.device),
         )  # fmt: skip
         add_net(recorder, net, given, found, times[0])
         recorder.write()  # a run that is cut short keeps the nets before

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bench.inference.fair_tables import STALE, fair_table
 from bench.pages import answers, papers
-from bench.shared import quiet
+from bench.shared import quiet, timed_code
 from bench.shared.fair import fair_cases, means, newest_commit
 from bench.shared.timed_code import digest, whole_net_code
 
@@ -109,6 +109,20 @@ def test_comments_docstrings_and_names_of_files_are_not_code(tmp_path: Path) -> 
     assert digest(one.iterdir()) != digest(two.iterdir())
 
 
+def test_code_for_cpus_alone_does_not_count_for_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(timed_code, "ROOT", tmp_path)
+    engines = tmp_path / "src" / "convoy" / "engines"
+    (engines / "cpu").mkdir(parents=True)
+    for path, cpu_alone in ((engines / "cpu" / "a.py", True), (engines / "b.c", True), (engines / "c.py", False)):
+        before = [timed_code.whole_net_code.__wrapped__(device) for device in ("cpu", "cuda")]
+        path.write_text("1 + 1\n")
+        after = [timed_code.whole_net_code.__wrapped__(device) for device in ("cpu", "cuda")]
+        assert [one != other for one, other in zip(before, after, strict=True)] == [True, not cpu_alone]
+    gpu = {"code": whole_net_code("cuda"), "versions": "cuda=13.0 torch=2"}
+    assert not timed_code.is_stale(gpu)
+    assert timed_code.is_stale({**gpu, "versions": "torch=2"})
+
+
 def test_the_digest_of_code_is_the_same_under_every_python(tmp_path: Path) -> None:
     """A GPU's machine has another version than this one; the syntax trees of versions have other fields."""
     path = tmp_path / "a.py"
@@ -117,7 +131,8 @@ def test_the_digest_of_code_is_the_same_under_every_python(tmp_path: Path) -> No
 
 
 def test_a_row_of_other_code_is_marked_and_is_no_headline(monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = [row("convoy", 1.0, code=whole_net_code()), row("torch.graph", 2.0, code=whole_net_code())]
+    code = whole_net_code("cpu")
+    fresh = [row("convoy", 1.0, code=code), row("torch.graph", 2.0, code=code)]
     stale = [{**one, "code": "0" * 12} for one in fresh]
     fresh, stale = ([{**one, "versions": "torch=2"} for one in rows] for rows in (fresh, stale))
     assert STALE not in fair_table(fresh, "Nets")

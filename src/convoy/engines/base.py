@@ -188,7 +188,7 @@ class Engine(ABC):
     """Whether building for a GPU needs that GPU (a context of some hundred MB in each building process)."""
 
     builds_in_threads: ClassVar[bool] = False
-    """Whether several threads may build at once, and a build spends its time outside of Python, as in NVRTC."""
+    """Whether several threads may build at once, and a build spends its time outside of Python, as in NVRTC or a C compiler."""
 
     starts_quickly: ClassVar[bool] = True
     """Whether its executables load at once from kept binaries, without a compiler: ties go to such (`selection.quick_start`)."""

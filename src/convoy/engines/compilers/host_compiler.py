@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -117,15 +118,26 @@ def threads_flag() -> tuple[str, ...]:
     return ("-fopenmp",) if torch.backends.openmp.is_available() else ()
 
 
-@cache
+_compiling: Final[dict[tuple[object, ...], threading.Lock]] = {}
+"""A lock for each library that was asked for."""
+
+
 def library(source: Path | tuple[Path, ...], flags: tuple[str, ...], engine: str) -> ctypes.CDLL:
-    """Compile a source of this package for PyTorch's threads and open it; raises CompileError if that fails.
+    """Compile a source of this package for PyTorch's threads and open it, once; raises CompileError if that fails.
+
+    Several threads may ask for the same library: one compiles it, and the others wait.
 
     Args:
         source: a file, or several that are concatenated.
         flags: compiler flags.
         engine: the engine's id, for errors.
     """
+    with _compiling.setdefault((source, flags, engine), threading.Lock()):
+        return _library(source, flags, engine)
+
+
+@cache
+def _library(source: Path | tuple[Path, ...], flags: tuple[str, ...], engine: str) -> ctypes.CDLL:
     parts = (source,) if isinstance(source, Path) else source
     text = "".join(part.read_text(encoding="utf-8") for part in parts)
     return load_shared(compile_shared(text, [*flags, *threads_flag()], engine))

@@ -226,6 +226,7 @@ class CpuBanded(CpuSubgraphEngine):
     id = "cpu.banded"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     patterns = ("banded",)
     does = "computes chains of convolutions"
     layouts = (LAYOUT,)

@@ -54,6 +54,7 @@ class ConcatCpu(CpuSubgraphEngine):
     id = "cpu.concat"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     does = "computes concatenations"
     layouts = ("nhwc", "nchw")
 

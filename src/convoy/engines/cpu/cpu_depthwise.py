@@ -68,6 +68,7 @@ class CpuDepthwise(Engine):
     family = "direct"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -150,6 +150,7 @@ class CpuDirect(Engine):
     family = "direct"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

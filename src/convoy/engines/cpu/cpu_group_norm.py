@@ -73,6 +73,7 @@ class GroupNormCpu(CpuSubgraphEngine):
     id = "cpu.group_norm"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     does = "computes group norms"
     layouts = ("nhwc", "ndhwc")
     fuses_subgraphs = True

@@ -146,6 +146,7 @@ class LayerNormCpu(CpuSubgraphEngine):
     id = "cpu.layer_norm"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     does = "computes layer norms"
     layouts = ("nhwc", "nchw", "any")
 

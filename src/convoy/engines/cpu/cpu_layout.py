@@ -44,6 +44,7 @@ class CpuLayout(Engine):
     family = "direct"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

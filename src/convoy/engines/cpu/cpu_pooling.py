@@ -71,6 +71,7 @@ class PoolingCpu(CpuSubgraphEngine):
     id = "cpu.pooling"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     patterns = ("pool",)
     does = "computes poolings"
     layouts = ("nhwc",)

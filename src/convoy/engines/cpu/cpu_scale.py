@@ -138,6 +138,7 @@ class ScaleCpu(CpuSubgraphEngine):
     id = "cpu.scale"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     does = "scales channels"
     layouts = ("nhwc",)
 

@@ -144,6 +144,7 @@ class CpuWinograd(Engine):
     family = "winograd"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

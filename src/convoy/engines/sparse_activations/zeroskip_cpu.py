@@ -201,6 +201,7 @@ class ZeroSkipCpu(Engine):
     family = "direct"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     trusted = False
     skips_zeros = True
 

@@ -36,7 +36,8 @@ BegunBuilds = dict[BuildItem, Future[Built]]
 def builds_begun(wanted: Iterable[BuildItem], target: Target, extra_engines: tuple[str, ...]) -> Generator[BegunBuilds]:
     """Build those that threads may build during the block, each problem and config once; nothing where there is only one.
 
-    Kernels of layers begin first: those of subgraphs take a fraction of a second, and should not end last.
+    Kernels of layers begin first: those of subgraphs take a fraction of a second, and should not end last. Of each engine one
+    begins before all others: a C source is compiled once for all problems of its engine.
 
     Args:
         wanted: problems with their configs.
@@ -58,7 +59,10 @@ def builds_begun(wanted: Iterable[BuildItem], target: Target, extra_engines: tup
         except CompileError as error:
             return error
 
-    order = sorted(found.items(), key=lambda item: isinstance(item[0][0], SubgraphProblem))
+    first = {engine.id: item for item, engine in reversed(found.items())}
+    order = sorted(
+        found.items(), key=lambda entry: (first[entry[1].id] != entry[0], isinstance(entry[0][0], SubgraphProblem))
+    )
     pool = ThreadPoolExecutor(min(len(found), WAITING * usable_cores()))
     try:
         yield {item: pool.submit(one, *item, engine) for item, engine in order}

@@ -2,7 +2,9 @@
 
 import ctypes
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,29 @@ def test_a_source_is_compiled_once_for_its_flags():
     before = first.stat().st_ino
     assert compile_shared(ANSWER, ["-O1", "-DANSWER=42"], "test.answer").stat().st_ino == before
     assert first.name.startswith("test.answer-")
+
+
+@needs_compiler
+def test_threads_that_ask_for_one_library_compile_it_once(monkeypatch, tmp_path):
+    source, compiled, both = tmp_path / "answer.c", [], threading.Barrier(2)
+    source.write_text(ANSWER)
+    compile_one = host_compiler.compile_shared
+
+    def slow(*given):
+        compiled.append(given)
+        time.sleep(0.1)
+        return compile_one(*given)
+
+    def ask(_):
+        both.wait(60)
+        return host_compiler.library(source, ("-DANSWER=5",), "test.once")
+
+    monkeypatch.setattr(host_compiler, "compile_shared", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(ask, range(2))
+    assert first is second
+    assert first.answer() == 5
+    assert len(compiled) == 1
 
 
 @needs_compiler

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from convoy.engines.library.aten import Aten
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement import detect_target
+from convoy.measurement.processes import threaded_builds
 from convoy.measurement.processes.threaded_builds import Built, built_in_threads
 from convoy.pipeline import tune_in_time, whole_model
 from convoy.pipeline.check import end_to_end, net_check
@@ -64,6 +66,21 @@ def test_two_kernels_are_built_at_once(net: nn.Sequential, plan: Path, monkeypat
     assert [step.config.engine for step in fast.plan.steps].count("gemm") == 2
     with torch.no_grad():
         assert torch.allclose(fast(X), net(X), atol=1e-5)
+
+
+def test_each_engines_first_kernel_begins_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A C source is compiled once for its engine; with one thread the order of the builds is the order in which they begin."""
+    begun: list[str] = []
+    monkeypatch.setattr(threaded_builds, "build", lambda engine, *_: begun.append(engine.id))
+    monkeypatch.setattr(threaded_builds, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))
+    wide, narrow = (
+        parse_problem(f"conv:fprop:n1c{c}h8w8k16r3s3:p1x1:s1x1:d1x1:g1:nhwc:fp32.fp32.fp32.fp32:as_torch:none")
+        for c in (16, 8)
+    )
+    order = ("cpu.direct", "cpu.direct", "cpu.winograd", "cpu.winograd")
+    wanted = [(problem, EngineConfig(name)) for name, problem in zip(order, (wide, narrow, wide, narrow), strict=True)]
+    in_threads(wanted, detect_target("cpu"))
+    assert begun == ["cpu.direct", "cpu.winograd", "cpu.direct", "cpu.winograd"]
 
 
 def test_what_no_thread_may_build_is_built_meanwhile(

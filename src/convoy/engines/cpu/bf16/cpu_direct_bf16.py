@@ -115,6 +115,7 @@ class CpuDirectBf16(Engine):
     family = "implicit_gemm"
     devices = ("cpu",)
     native = True
+    builds_in_threads = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from bench.shared.fair import KINDS, FairCase, fair_cases, means, newest_commit
+from bench.shared.fair import KINDS, FairCase, by_commit, fair_cases, means
 from bench.shared.rows import Row, Setting
 from bench.shared.timed_code import is_stale
 
@@ -13,15 +13,20 @@ STALE = " (stale: the code has changed since)"
 
 
 def fair_table(rows: Sequence[Row], title: str) -> str:
-    """A row a case: Convoy's replay, call and latency, each beside its best peer; the means; failures; other commits' rows apart.
-
-    Empty where no row has these figures.
-    """
+    """A table for each commit of the newest code, and the names of the other commits; empty where no row has these figures."""
     timed = [row for row in rows if row["metric"] in KINDS]
     if all(row["metric"] == "latency_ms" for row in timed):
         return ""
-    own = newest_commit([row for row in timed if row["metric"] != "latency_ms"])
-    own = [row for row in timed if row["commit"] == own[0]["commit"]]
+    shown = [own[0]["commit"] for own in by_commit([row for row in timed if row["metric"] != "latency_ms"])]
+    tables = [_table([row for row in timed if row["commit"] == commit], title) for commit in shown]
+    left = sorted({row["commit"] for row in timed} - set(shown))
+    if left:
+        tables.append(f"Rows of other commits are in the file and not in these tables: {', '.join(left)}.")
+    return "\n\n".join(tables)
+
+
+def _table(own: Sequence[Row], title: str) -> str:
+    """A row a case: Convoy's replay, call and latency, each beside its best peer; the means; failures."""
     by_kind = {metric: cases for metric in KINDS if (cases := fair_cases(own, metric))}
     origin = f"{own[0]['device']}, commit {own[0]['commit']}" + (STALE if is_stale(own[0]) else "")
     lines = [
@@ -41,11 +46,7 @@ def fair_table(rows: Sequence[Row], title: str) -> str:
             pair = f"{float(found.ours['p50']):.3f} / {float(found.best['p50']):.3f} {found.best['provider']}"
             cells += [pair, found.words]
         lines.append("| " + " | ".join([*case, *cells]) + " |")
-    lines += ["", *_means(by_kind), *_failures(own)]
-    left = sorted({row["commit"] for row in timed} - {own[0]["commit"]})
-    if left:
-        lines.append(f"Rows of other commits are in the file and not in this table: {', '.join(left)}.")
-    return "\n".join(lines)
+    return "\n".join((*lines, "", *_means(by_kind), *_failures(own)))
 
 
 def _means(by_kind: Mapping[str, Mapping[Setting, FairCase]]) -> list[str]:

@@ -44,7 +44,8 @@ from convoy.compare.runs.manifest import gpu_clocks, host
 from convoy.engines.triton.merged import ENGINE as MERGED
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
-from convoy.pipeline.check.end_to_end import Latency, errors_against, exact_outputs, interleave
+from convoy.pipeline.check.end_to_end import Latency, errors_against, interleave
+from convoy.pipeline.check.float64 import exact_outputs
 from convoy.pipeline.measure_net import CUT
 from convoy.plan import Plan
 from convoy.schedule import parallel_steps

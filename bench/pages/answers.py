@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from bench.layers.gpu_layer_tables import fastest
-from bench.shared.fair import before_replays, fair_cases, newest_commit
+from bench.shared.fair import before_replays, newest_cases, newest_commit
 from bench.shared.rows import Row, gain_of, geometric_mean, preferred_first, rows_of, settings
 from bench.shared.timed_code import is_stale
 
@@ -33,7 +33,7 @@ def answers_table() -> str:
 def headline() -> str:
     """The README's one figure, with its device, and a footnote of commits and versions.
 
-    It is replay with replay, of the newest commit. Where the rows are from before the three figures, it is the older one.
+    It is replay with replay, of the newest code. Where the rows are from before the three figures, it is the older one.
     """
     rows = preferred_first(rows_of("inference"))[0]
     older = before_replays(rows)
@@ -72,10 +72,10 @@ FEW_NETS = 6
 
 def _fair_headline(rows: Sequence[Row], older: Sequence[Row]) -> str:
     own = [row for row in rows if row["metric"] == "replay_ms"]
-    own = newest_commit(own) if own else []
-    cases = fair_cases(own, "replay_ms")
+    cases = newest_cases(own, "replay_ms") if own else {}
     if not cases:
         return ""
+    own = [case.ours for case in cases.values()]
     gains = [case.gain for case in cases.values()]
     kinds = ", ".join(dict.fromkeys(f"{dtype} at batch {batch}" for _, dtype, batch in cases))
     nets = len({case[0] for case in cases})
@@ -90,7 +90,7 @@ def _fair_headline(rows: Sequence[Row], older: Sequence[Row]) -> str:
         figure += f"; by older code over {more} nets, {len(before)} cases: {geometric_mean(before):.2f}x"
     if is_stale(own[0]):
         figure = "Not measured since the last change of the code that runs a net; the [results](docs/results/index.md) are older"
-    return f"{figure}.[^headline]\n\n[^headline]: Commit {own[0]['commit']}; {own[0]['versions']}."
+    return f"{figure}.[^headline]\n\n[^headline]: Commit {_commits(own)}; {own[0]['versions']}."
 
 
 def _older_headline(rows: Sequence[Row]) -> str:
@@ -120,9 +120,9 @@ def _gains(rows: Sequence[Row]) -> list[float]:
 def _speedup(rows: Sequence[Row]) -> tuple[str, Sequence[Row]] | None:
     fair = [row for row in rows if row["metric"] in ("replay_ms", "call_ms")]
     if fair:
-        own = newest_commit(fair)
-        metric = "replay_ms" if any(row["metric"] == "replay_ms" for row in own) else "call_ms"
-        gains, rows = [case.gain for case in fair_cases(own, metric).values()], own
+        metric = "replay_ms" if any(row["metric"] == "replay_ms" for row in newest_commit(fair)) else "call_ms"
+        cases = newest_cases(fair, metric).values()
+        gains, rows = [case.gain for case in cases], [case.ours for case in cases]
     else:
         gains = _gains(rows)
     if not gains:

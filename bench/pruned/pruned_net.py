@@ -35,7 +35,8 @@ from convoy.engines.manifest import entry, load_engine
 from convoy.measurement import detect_target
 from convoy.perfdb import Database
 from convoy.pipeline import optimize_model
-from convoy.pipeline.check.end_to_end import errors_against, exact_outputs, interleave
+from convoy.pipeline.check.end_to_end import errors_against, interleave
+from convoy.pipeline.check.float64 import exact_outputs
 from convoy.pipeline.measure_net import make_runner
 from convoy.pipeline.net import capture_net
 from convoy.pipeline.optimize import OptimizeResult

@@ -48,6 +48,26 @@ def newest_commit(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["commit"] == newest]
 
 
+def by_commit(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of the commit that was measured last, then those of each other commit with the same code of what runs a net."""
+    newest = newest_commit(rows)
+    code = newest[0].get("code", "")
+    dates: dict[str, str] = {}
+    for row in rows:
+        if code and row.get("code", "") == code and row["commit"] != newest[0]["commit"]:
+            dates[row["commit"]] = max(row["date"], dates.get(row["commit"], ""))
+    others = sorted(dates, key=lambda commit: dates[commit], reverse=True)
+    return [newest, *([row for row in rows if row["commit"] == commit] for commit in others)]
+
+
+def newest_cases(rows: Sequence[Row], metric: str) -> dict[Setting, FairCase]:
+    """The cases of the newest code; each is of one commit, the newest that has it."""
+    found: dict[Setting, FairCase] = {}
+    for own in by_commit(rows):
+        found = {**fair_cases(own, metric), **found}
+    return found
+
+
 def fair_cases(rows: Sequence[Row], metric: str) -> dict[Setting, FairCase]:
     """Cases in which Convoy and a peer have right figures, in order of dtype, batch and net.
 

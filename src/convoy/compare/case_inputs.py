@@ -36,7 +36,8 @@ from convoy.compare.frameworks.torch_model import (
 )
 from convoy.compare.rounding_limits import rounding_limits
 from convoy.errors import InputError
-from convoy.pipeline.check.end_to_end import ORACLE_FLOPS, exact_outputs, float_outputs
+from convoy.pipeline.check.end_to_end import float_outputs
+from convoy.pipeline.check.float64 import ORACLE_FLOPS, exact_outputs
 from convoy.typed_torch import from_numpy, in_memory_format, save_safetensors
 from convoy.zoo import check_inputs, example_args, input_size, load_model, parse_dtype
 from convoy.zoo.model_names import is_exported

@@ -19,7 +19,7 @@ from convoy.engines.group_norm_backward import guarded
 from convoy.engines.torch_flags import convolutions
 from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.failure import is_out_of_memory
-from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check import end_to_end, float64
 from convoy.pipeline.check.end_to_end import OutputErrors
 from convoy.pipeline.check.end_to_end_check import ComparedRun, EndToEndCheck
 from convoy.pipeline.check.net_oracle import MOST_ROUNDINGS, stock_error_message
@@ -152,7 +152,7 @@ def _why_not_exact(capture: TrainingCapture, flops: int, *, cuda: bool) -> str:
     """Why the step cannot be held to float64; empty where it can."""
     if capture.random:
         return "draws random numbers"
-    return "" if cuda or flops <= end_to_end.ORACLE_FLOPS else "takes too long in float64 here"
+    return "" if cuda or flops <= float64.ORACLE_FLOPS else "takes too long in float64 here"
 
 
 def _reference(

@@ -19,8 +19,9 @@ from convoy.measurement.guards import checksum
 from convoy.measurement.reference_data import ReferenceData
 from convoy.measurement.timer import captured
 from convoy.pipeline.ceilings import measure_ceilings
-from convoy.pipeline.check.end_to_end import errors_against, exact_outputs
+from convoy.pipeline.check.end_to_end import errors_against
 from convoy.pipeline.check.end_to_end_check import TIMED_SEPARATELY, ComparedRun
+from convoy.pipeline.check.float64 import exact_outputs
 from convoy.pipeline.check.net_check import NetCheck
 from convoy.problem import ConvProblem, Epilogue
 from convoy.program.cuda.recording import forget_library_workspaces, recording

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
-from convoy.pipeline.check.end_to_end import OutputErrors, errors_against, exact_outputs, falls_back
+from convoy.pipeline.check.end_to_end import OutputErrors, errors_against, falls_back
+from convoy.pipeline.check.float64 import exact_outputs
 from convoy.pipeline.check.rounding import unit_roundoff
 from convoy.settings import Settings
 from convoy.training.stock_step import StepCheck, StockStep

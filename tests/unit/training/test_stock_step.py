@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from convoy.capture import capture_training
-from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check import end_to_end, float64
 from convoy.training.stock_step import StepCheck, StockStep
 from tests.unit.training.training_nets import batches, net
 
@@ -55,7 +55,7 @@ def allowed(errors: end_to_end.OutputErrors, baseline: end_to_end.OutputErrors) 
     return errors.rel_l2_error <= end_to_end.WORST_ERROR * baseline.rel_l2_error
 
 
-@pytest.mark.parametrize(("random", "flops"), [(True, 0), (False, int(end_to_end.ORACLE_FLOPS) + 1)])
+@pytest.mark.parametrize(("random", "flops"), [(True, 0), (False, int(float64.ORACLE_FLOPS) + 1)])
 def test_without_float64_rounding_says_how_far_a_step_may_be_off(random: bool, flops: int):
     """In another precision the same step is right; with one gradient missing, or weaker by half, it is not."""
     batch = batches(1)[0]

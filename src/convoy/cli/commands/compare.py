@@ -54,12 +54,11 @@ def compare(
     report: shared.Report = None,
 ) -> None:
     """Time MODEL in every framework, or with PyTorch's options. Outputs are checked first; each framework has its process."""
-    kind = _kind(option_names, frameworks)
+    kind = _kind(option_names, frameworks, dtype)
     name, path = _run_file(output, run, f"{kind}-{file_word(model)}.json")
     asked_batches = () if batch is None else values.positive_integers("--batch", batch, BATCHES)
     check_outputs({name: path, "--report": report})
     _check(rounds, effort, timeout_s, {"--seconds": seconds, "--time-s": time_s, "--jobs": jobs})
-    _check_dtype(dtype, kind)
     values.check_database(db)
     names = values.words_of(frameworks or given.ALL) if kind == "compare" else []
 
@@ -104,13 +103,14 @@ def _run_file(output: Path | None, run: Path | None, usual: str) -> tuple[str, P
     return ("--run", run) if output is None and run is not None else ("--out", output or Path(usual))
 
 
-def _kind(option_names: str | None, frameworks: str | None) -> str:
-    if option_names is None:
-        return "compare"
-    if frameworks is not None:
+def _kind(option_names: str | None, frameworks: str | None, dtype: str) -> str:
+    """What is compared, frameworks or options; the type must be one that such a run takes."""
+    if option_names is not None and frameworks is not None:
         expected = "no --frameworks beside it"
         raise InputError("--options", option_names, expected, "They are two runs with two run files.")
-    return "options"
+    kind = "compare" if option_names is None else "options"
+    _check_dtype(dtype, kind)
+    return kind
 
 
 def _check(rounds: int, effort: str, timeout_s: float, least_zero: Mapping[str, float]) -> None:

@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
-from convoy.capture.copies import copy_module
 from convoy.deadline import Deadline
 from convoy.engines import nondeterminism
 from convoy.errors import SelectionError
 from convoy.graph.ir import Graph
-from convoy.measurement.failure import is_out_of_memory
 from convoy.settings import Effort, Settings
 
 ROUNDS = 15
@@ -47,10 +44,6 @@ LEAST_ROUND_S = 0.02
 SETTLED_S = 0.1
 """Before a shorter round on a CPU, one call is not timed: the threads of the library that ran before spin on the same cores for
 some milliseconds after their last call (AlexNet after ONNX Runtime took 32 ms instead of 17)."""
-
-ORACLE_FLOPS = 4e10
-"""Operations above which a CPU's float64 oracle computes only the first images of the batch (about 10 s at 4 GFLOP/s)."""
-
 
 WORST_ERROR = 4.0
 """Allowed error of outputs or gradients as a whole, as a multiple of the error of PyTorch's own run against float64. Each
@@ -103,52 +96,6 @@ def float_outputs(outputs: Any) -> list[torch.Tensor]:
 def detached_outputs(outputs: Any) -> list[torch.Tensor]:
     """`float_outputs` without gradients, for comparing: a model may return its parameters."""
     return [tensor.detach() for tensor in float_outputs(outputs)]
-
-
-def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> list[torch.Tensor]:
-    """The model's floating-point outputs by a float64 copy of it.
-
-    Above `ORACLE_FLOPS` on a CPU, or if a GPU has too little memory, only the first images of a batch are computed, and
-    `errors_against` compares as many. If not even one image fits on the GPU, the host computes and holds the results.
-
-    Raises:
-        Exception: it does not fit on the device, and the model does not run on the host.
-    """
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
-    device = tensors[0].device if tensors else torch.device("cpu")
-    batches = {t.shape[0] for t in tensors if t.dim()}
-    images = batches.pop() if len(batches) == 1 else 1
-    affordable = images if flops <= ORACLE_FLOPS else max(1, int(images * ORACLE_FLOPS / flops))
-    keep = images if device.type == "cuda" else affordable
-
-    def exact(images_kept: int, where: torch.device) -> list[torch.Tensor]:
-        wide = [_wide(leaf, images_kept if images > 1 else None, where) for leaf in leaves]
-        given, named = pytree.tree_unflatten(wide, spec)
-        return detached_outputs(copy_module(model, where).double()(*given, **named))
-
-    while True:
-        try:
-            return exact(keep, device)
-        except Exception as error:  # everything: out of memory has several types; any other error is raised again
-            if not is_out_of_memory(error):
-                raise
-            short = error.with_traceback(None)  # the traceback would keep the memory in use
-        if keep == 1:
-            break
-        keep //= 2
-    try:
-        return exact(affordable, torch.device("cpu"))
-    except (RuntimeError, MemoryError) as error:  # e.g. a tensor that the model makes on its own device
-        raise short from error
-
-
-def _wide(leaf: Any, images: int | None, device: torch.device) -> Any:
-    """The first images of a tensor, floating-point values in float64; other values unchanged."""
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    kept = leaf[:images] if leaf.dim() and images else leaf
-    return kept.to(device, torch.float64) if leaf.is_floating_point() else kept.to(device)
 
 
 def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> OutputErrors:

@@ -22,7 +22,7 @@ from convoy.engines.torch_flags import unsearched_convolutions
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError
 from convoy.graph.randomness import draws_random
-from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check import end_to_end, float64
 from convoy.pipeline.check.end_to_end import OutputErrors
 from convoy.pipeline.check.rounding import fixed_seed, unit_roundoff
 
@@ -66,7 +66,7 @@ def run_oracle(
         model: a copy that may be run.
         args: its arguments.
         kwargs: its keyword arguments.
-        flops: operations of a call (`end_to_end.exact_outputs`).
+        flops: operations of a call (`float64.exact_outputs`).
         cuda: whether it runs on a GPU.
 
     Raises:
@@ -143,7 +143,7 @@ def _exact(
         return _searched_if_needed(lambda: end_to_end.detached_outputs(function(*given, **named)), stock[0].device)
 
     def by_module() -> _Run:
-        return _searched_if_needed(lambda: end_to_end.exact_outputs(model, args, kwargs, flops), stock[0].device)
+        return _searched_if_needed(lambda: float64.exact_outputs(model, args, kwargs, flops), stock[0].device)
 
     for way in (by_graph, by_module):
         run = _tried(way)
@@ -171,10 +171,10 @@ def _affordable_images(args: tuple[Any, ...], kwargs: dict[str, Any], flops: int
     """Images of a batch that a float64 run computes; None if all, or if there is no batch dimension."""
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     batches = {t.shape[0] for t in tensors if t.dim()}
-    if flops <= end_to_end.ORACLE_FLOPS or len(batches) != 1 or any(t.is_cuda for t in tensors):
+    if flops <= float64.ORACLE_FLOPS or len(batches) != 1 or any(t.is_cuda for t in tensors):
         return None
     images = batches.pop()
-    affordable = max(1, int(images * end_to_end.ORACLE_FLOPS / flops))
+    affordable = max(1, int(images * float64.ORACLE_FLOPS / flops))
     return affordable if affordable < images else None
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from convoy.capture import capture_inference
-from convoy.pipeline.check import end_to_end
-from convoy.pipeline.check.end_to_end import Latency, errors_against, exact_outputs, interleave, is_faster
+from convoy.pipeline.check import end_to_end, float64
+from convoy.pipeline.check.end_to_end import Latency, errors_against, interleave, is_faster
+from convoy.pipeline.check.float64 import exact_outputs
 from convoy.pipeline.isolation import IsolatedCopy
 
 # is_faster
@@ -177,17 +178,15 @@ def test_a_large_batch_is_checked_on_its_first_images() -> None:
     with torch.no_grad():
         whole = model(x)
         for flops, kept in (
-            (end_to_end.ORACLE_FLOPS, 8),
-            (end_to_end.ORACLE_FLOPS * 2, 4),
-            (end_to_end.ORACLE_FLOPS * 1e3, 1),
+            (float64.ORACLE_FLOPS, 8),
+            (float64.ORACLE_FLOPS * 2, 4),
+            (float64.ORACLE_FLOPS * 1e3, 1),
         ):
             (found,) = exact_outputs(model, (x,), {}, flops=int(flops))
             assert len(found) == kept
             assert errors_against(whole, [found]).rel_l2_error < 1e-6
         # Of inputs with several first sides, nobody knows which is the batch.
-        (found,) = exact_outputs(
-            model, (x,), {"offset": torch.ones(1, 4, 1, 1)}, flops=int(end_to_end.ORACLE_FLOPS * 9)
-        )
+        (found,) = exact_outputs(model, (x,), {"offset": torch.ones(1, 4, 1, 1)}, flops=int(float64.ORACLE_FLOPS * 9))
         assert len(found) == 8
 
 
@@ -229,7 +228,7 @@ def test_where_float64_has_no_room_fewer_images_are_checked(
 def test_where_there_is_room_for_no_image_the_host_computes_as_many_as_it_may(monkeypatch: pytest.MonkeyPatch):
     model, x = large(monkeypatch, 0, on_host_after=4), torch.randn(8, 3, 8, 8)
     with torch.no_grad():
-        (found,) = exact_outputs(model, (x,), {}, flops=int(end_to_end.ORACLE_FLOPS))
+        (found,) = exact_outputs(model, (x,), {}, flops=int(float64.ORACLE_FLOPS))
         assert model.asked == [8, 4, 2, 1, 8]
         assert errors_against(model(x), [found]).rel_l2_error < 1e-6
 

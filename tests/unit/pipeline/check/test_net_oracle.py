@@ -13,7 +13,7 @@ import convoy
 from convoy.capture import capture_with_original
 from convoy.engines.torch_flags import convolutions
 from convoy.errors import CaptureError
-from convoy.pipeline.check import end_to_end, net_oracle
+from convoy.pipeline.check import end_to_end, float64, net_oracle
 from convoy.pipeline.check.net_oracle import OracleResult, run_oracle
 
 X = torch.linspace(-2, 2, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
@@ -67,7 +67,7 @@ def test_casts_and_new_tensors_are_float64_in_the_graph(name: str) -> None:
 
 def test_of_a_large_batch_the_first_images_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = CASTS["float() before a linear layer"]
-    found = look(model, flops=int(2 * end_to_end.ORACLE_FLOPS))
+    found = look(model, flops=int(2 * float64.ORACLE_FLOPS))
     assert [tuple(exact.shape) for exact in found.exact] == [(1, 10)]
     assert found.baseline.rel_l2_error < 1e-6
 

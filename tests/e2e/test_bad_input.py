@@ -192,7 +192,10 @@ def test_a_shape_that_does_not_fit(convoy_command: Command, plan: Path, command:
     more = {"optimize": OUTPUTS, "layers": (), "run": ("--plan", plan)}
     line = convoy_command.refused(command, *words, *more[command])
     size = words[2]
-    assert f"--size: got '1x3x{size}x{size}', expected a shape that the model takes. It says RuntimeError: " in line
+    assert (
+        f"--size: got '1x3x{size}x{size}', expected a shape that the model takes. The model says: RuntimeError: "
+        in line
+    )
 
 
 @pytest.mark.parametrize("model", ["alexnet", "timm:resnet18"])

@@ -8,7 +8,7 @@ import pytest
 from bench.inference.fair_tables import STALE, fair_table
 from bench.pages import answers, papers
 from bench.shared import quiet, timed_code
-from bench.shared.fair import fair_cases, means, newest_commit
+from bench.shared.fair import by_commit, fair_cases, means, newest_cases, newest_commit
 from bench.shared.timed_code import digest, whole_net_code
 
 Row = dict[str, str]
@@ -62,7 +62,7 @@ def test_rows_of_another_commit_stand_apart() -> None:
     page = fair_table([*old, *new], "Nets")
     assert "commit aaaaaaa" in page
     assert "2.000 / 4.000 torch.graph | 2.00x" in page
-    assert "Rows of other commits are in the file and not in this table: bbbbbbb." in page
+    assert "Rows of other commits are in the file and not in these tables: bbbbbbb." in page
 
 
 def test_means_are_geometric_and_name_the_least() -> None:
@@ -107,6 +107,20 @@ def test_comments_docstrings_and_names_of_files_are_not_code(tmp_path: Path) -> 
     assert digest(one.iterdir()) == digest(two.iterdir())
     (two / "b.py").write_text("def f(x):\n    return 3 * x\n")
     assert digest(one.iterdir()) != digest(two.iterdir())
+
+
+def test_commits_with_the_same_code_have_a_table_each_and_their_cases_count_together() -> None:
+    old = [row(name, time, commit="bbbbbbb", date="2026-01-01T00:00:00+00:00", code="c") for name, time in
+           (("convoy", 1.0), ("torch.graph", 3.0))]  # fmt: skip
+    other = [{**one, "batch": "32"} for one in old]
+    new = [row("convoy", 2.0, code="c"), row("torch.graph", 4.0, code="c")]
+    stale = [{**one, "commit": "ddddddd", "code": "d"} for one in other]
+    rows = [*old, *other, *stale, *new]
+    assert [found[0]["commit"] for found in by_commit(rows)] == ["aaaaaaa", "bbbbbbb"]
+    assert {case[2]: found.gain for case, found in newest_cases(rows, "replay_ms").items()} == {"1": 2.0, "32": 3.0}
+    page = fair_table(rows, "Nets")
+    assert page.index("commit aaaaaaa") < page.index("commit bbbbbbb")
+    assert "not in these tables: ddddddd." in page
 
 
 def test_code_for_cpus_alone_does_not_count_for_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

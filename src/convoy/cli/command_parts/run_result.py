@@ -65,7 +65,9 @@ class RunResult:
             "source": self.source,
             "batch": self.batch,
             "baseline": self.baseline,
-            "latencies": [dataclasses.asdict(latency) for latency in self.latencies],
+            "latencies": [
+                {"name": time.name, "median_ms": time.median_ms, "spread_ms": time.spread_ms} for time in self.latencies
+            ],
             "speedup": times[0] / times[1] if len(times) > 1 else None,
             "labelled": len(labelled),
             "stock_right": sum(image.stock == image.label for image in labelled),

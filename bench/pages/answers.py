@@ -77,7 +77,8 @@ def _fair_headline(rows: Sequence[Row], older: Sequence[Row]) -> str:
         return ""
     own = [case.ours for case in cases.values()]
     gains = [case.gain for case in cases.values()]
-    kinds = ", ".join(dict.fromkeys(f"{dtype} at batch {batch}" for _, dtype, batch in cases))
+    in_order = sorted({(dtype, int(batch)) for _, dtype, batch in cases})
+    kinds = ", ".join(f"{dtype} at batch {batch}" for dtype, batch in in_order)
     nets = len({case[0] for case in cases})
     figure = (
         f"**{geometric_mean(gains):.2f}x** as fast as the fastest other provider, on an {own[0]['device']}: the geometric mean "

@@ -49,7 +49,7 @@ def newest_commit(rows: Sequence[Row]) -> list[Row]:
 
 
 def by_commit(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of the commit that was measured last, then those of each other commit with the same code of what runs a net."""
+    """The newest commit's rows, then each other commit's that has the same digest of code (`timed_code`)."""
     newest = newest_commit(rows)
     code = newest[0].get("code", "")
     dates: dict[str, str] = {}

@@ -20,7 +20,7 @@ CPU_ALONE = (
     "engines/sparse_activations/zeroskip_cpu.py",
     "program/native_chains.py",
 )
-"""Of these, what no net on a GPU runs: beginnings of paths. Sources in C (`.c`) are others."""
+"""Files of `WHOLE_NETS` that run on CPUs alone, by the beginnings of their paths; sources in C (`.c`) do too."""
 
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 

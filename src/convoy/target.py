@@ -64,9 +64,10 @@ class Target:
         return other.has_same_cores(self) or self.device == other.device == "cpu"
 
     def time_factor(self, other: Target) -> float:
-        """What a time of this device is multiplied by as a guess for the other: threads and vector registers of CPUs; 1 for GPUs.
+        """Estimated time on the other device over the time on this one.
 
-        Clocks and memory are not known. Which of two engines is faster does not depend on the factor.
+        Of CPUs it is the ratio of threads times floats of a vector register: clocks and memory are not known. Of GPUs it is 1.
+        Which of two engines is faster does not depend on it.
         """
         if not self.device == other.device == "cpu":
             return 1.0

@@ -104,7 +104,7 @@ def _run_file(output: Path | None, run: Path | None, usual: str) -> tuple[str, P
 
 
 def _kind(option_names: str | None, frameworks: str | None, dtype: str) -> str:
-    """What is compared, frameworks or options; the type must be one that such a run takes."""
+    """`compare` for a run of frameworks, `options` for one of PyTorch's options; InputError where `--dtype` does not fit it."""
     if option_names is not None and frameworks is not None:
         expected = "no --frameworks beside it"
         raise InputError("--options", option_names, expected, "They are two runs with two run files.")

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 import torch
 from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace as fx_state
 
 Signature = tuple[Any, ...]
 """Shapes, dtypes and devices of a call's tensors, and the values of its other arguments. A program is for one signature."""
@@ -204,12 +205,20 @@ def autocast_as(state: Autocast) -> Generator[None]:
         yield
 
 
-def why_modes_forbid(autocast: Autocast | None = None) -> str | None:
+def is_traced() -> bool:
+    """Whether the call is traced, by `torch.compile`, `torch.export`, `torch.jit` or `torch.fx`, and a stock module must run."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or fx_state._is_fx_tracing_flag  # pyright: ignore[reportPrivateImportUsage] - `is_tracing` is public, but not in __all__
+
+
+def why_modes_forbid(autocast: Autocast | None = None, default_dtype: torch.dtype | None = None) -> str | None:
     """Why a program must not run under torch's present modes; None if it may.
 
     Args:
         autocast: the state under which the program was made; None if autocast does not matter.
+        default_dtype: PyTorch's when the program was made; None if it does not matter.
     """
+    if default_dtype is not None and torch.get_default_dtype() != default_dtype:
+        return f"the default dtype is {torch.get_default_dtype()} and was {default_dtype} when the program was made"
     now = autocast_state()
     if autocast is not None and now != autocast:
         return f"autocast is {_shown(now)} and was {_shown(autocast)} when the program was made (give both the same)"

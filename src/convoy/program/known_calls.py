@@ -40,7 +40,7 @@ class KnownCall:
         for tensor in args:
             if tensor.requires_grad and torch.is_grad_enabled():
                 return False
-        return calls.why_modes_forbid(self.program.autocast) is None
+        return calls.why_modes_forbid(self.program.autocast, self.program.default_dtype) is None
 
 
 class KnownCalls:

@@ -36,7 +36,8 @@ class OptimizedModule(StockInterface):
     Programs compute inference results: outputs carry no gradient. The stock module runs if an input requires a gradient, in
     training mode, if the program is stale (`refresh` packs new values), inside autocast or a transform of `torch.func`, and for
     shapes without a plan (`tune` makes one). `docs/concepts/stale-weights.md` lists the changes that are detected. While tracing
-    (`torch.compile`, `torch.export`, `torch.jit`) the stock module is traced.
+    (`torch.compile`, `torch.export`, `torch.jit`, or `torch.fx` of a module
+    around this one) the stock module is traced.
 
     The stock module then runs in evaluation mode, as the program does, although it may have been in training mode when it was
     tuned. Training mode that is switched on later has effect: by `train()` here, or on the stock module or a part of it.
@@ -158,7 +159,7 @@ class OptimizedModule(StockInterface):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The stock module's forward, by the program that fits."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - it is public, but not in __all__
+        if calls.is_traced():
             return self.model(*args, **kwargs)
         cache = self.program_cache
         known = None if kwargs or self.training else cache.known.find(args)
@@ -236,7 +237,7 @@ class OptimizedModule(StockInterface):
                 "an input requires a gradient, and programs compute none: the stock module runs; call .detach() on the input, "
                 'or use torch.compile(model, backend="convoy")'
             )
-        reason = calls.why_modes_forbid(cached.program.autocast)
+        reason = calls.why_modes_forbid(cached.program.autocast, cached.program.default_dtype)
         return None if reason is None else f"{reason}: the stock module runs"
 
     def _run_without_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

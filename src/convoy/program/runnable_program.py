@@ -46,6 +46,7 @@ class Program:
         runnable: runs the plan; None if the plan is the baseline, which the stock module runs.
         resident_bytes: bytes of packed constants.
         autocast: where autocast was on when the program was made. The program computes the results of that state.
+        default_dtype: PyTorch's when the program was made: tensors that the model makes in its code may have it.
     """
 
     plan: Plan
@@ -53,6 +54,7 @@ class Program:
     runnable: Runnable | None
     resident_bytes: int = 0
     autocast: calls.Autocast = field(default_factory=calls.autocast_state)
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def __post_init__(self) -> None:
         if self.captured is not None and self.captured.constants:  # they would keep the unpacked weights alive

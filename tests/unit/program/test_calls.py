@@ -161,6 +161,44 @@ def test_a_program_made_under_autocast_serves_such_calls(settings: convoy.Settin
         assert torch.equal(fast(X), model(X))
 
 
+class Scaled(torch.nn.Module):
+    """A tensor that the model makes in its code has the default dtype, and so has the output then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = classifier()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(x) * torch.tensor(0.5) + torch.arange(5) / 3
+
+
+def test_another_default_dtype_falls_back(settings: convoy.Settings, runs: list[int]):
+    model = Scaled().eval()
+    with always_kept():
+        fast = convoy.optimize(model, (X,), settings=settings)
+    runs.clear()
+    assert_close(fast(X), model(X), rtol=1e-4, atol=1e-5)
+    assert len(runs) == 1
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.warns(UserWarning, match=r"the default dtype is torch\.float64 and was torch\.float32 when"):
+            found = fast(X)
+        wanted = model(X)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype is wanted.dtype is torch.float64
+    assert torch.equal(found, wanted)
+    fast(X)
+    assert len(runs) == 2
+
+
+def test_symbolic_tracing_of_a_module_around_it_traces_the_stock_module(fast: OptimizedModule, runs: list[int]):
+    around = torch.nn.Sequential(fast, torch.nn.ReLU()).eval()
+    traced = torch.fx.symbolic_trace(around)
+    assert torch.equal(traced(X), torch.relu(fast.model(X)))
+    assert runs == []
+
+
 def test_transforms_run_the_stock_module(fast: OptimizedModule):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

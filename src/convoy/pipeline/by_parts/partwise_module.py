@@ -17,7 +17,7 @@ from convoy.pipeline.isolation import isolate
 from convoy.plan.plan import Plan
 from convoy.program import OptimizedModule, Program
 from convoy.program.call_forms import checked_arguments
-from convoy.program.calls import tensors_of
+from convoy.program.calls import is_traced, tensors_of
 from convoy.program.state.module_state import ModuleState
 
 
@@ -77,7 +77,7 @@ class PartwiseModule(OptimizedModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model with its parts by programs."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - as in OptimizedModule
+        if is_traced():
             return self.stock(*args, **kwargs)
         if self.training:
             self.program_cache.warn("training", "the module is in training mode: the stock module runs; call .eval()")

@@ -10,7 +10,7 @@ from convoy.capture import Captured
 from convoy.capture.state.attribute_snapshot import AttributeSnapshot
 from convoy.capture.state.call_leftovers import CallLeftovers
 from convoy.engines.torch_flags import convolutions
-from convoy.pipeline.check.call_state import check_attributes
+from convoy.pipeline.check.call_state import check_attributes, check_repeats
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.isolation import IsolatedCopy
 from convoy.pipeline.net import Net, capture_net
@@ -25,34 +25,47 @@ def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: 
     """`capture_net` of a copy of an isolated model, with the output strides of a run of the model.
 
     Raises:
-        CaptureError: as `capture_net` and `check_attributes`.
+        CaptureError: as `capture_net`, `check_attributes` and `check_repeats`.
     """
     with phase("capture"):
         net = capture_net(name, isolated.model, isolated.args, isolated.kwargs, settings, target, run=True)
-    if net.captured.was_run:  # a run that changed an attribute would not have been recorded
-        return net
     trial = isolated.another()
+    if net.captured.was_run:  # a run that changed an attribute would not have been recorded
+        check_repeats(trial, isolated, target.device)
+        return net
     before = AttributeSnapshot(trial.model)
     with phase("capture", "output strides"):
-        strides = _stock_strides(net.captured, trial, target.device)
+        made = _stock_run(trial, target.device)
+        strides = _strides(net.captured, made)
     # The exporter puts attributes back, so a run is looked at.
-    told, leftovers = check_attributes(isolated, target.device) if before.has_changed() else ("", CallLeftovers())
+    told, leftovers = "", CallLeftovers()
+    if before.has_changed():
+        told, leftovers = check_attributes(isolated, target.device)
+    elif made is not None:
+        check_repeats(trial, isolated, target.device, made)
     if told:
         warn_user(told)
     notes = (*net.captured.notes, *filter(None, [told]))
     return replace(net, captured=replace(net.captured, strides=strides, notes=notes, leftovers=leftovers))
 
 
-def _stock_strides(captured: Captured, isolated: IsolatedCopy, device: str) -> tuple[tuple[int, ...] | None, ...]:
+def _stock_run(isolated: IsolatedCopy, device: str) -> list[torch.Tensor] | None:
+    """The model's own outputs; None if it cannot be run."""
+    args, kwargs = isolated.arguments()
+    try:
+        with torch.no_grad(), fixed_seed(), convolutions("as_torch", torch.device(device)):
+            return list(tensors_of(isolated.model(*args, **kwargs)))
+    except Exception:  # out of memory, or an error of the user's code: the end-to-end check reports it
+        return None
+
+
+def _strides(captured: Captured, made: list[torch.Tensor] | None) -> tuple[tuple[int, ...] | None, ...]:
     """Strides of the model's own outputs; those of the traced graph if the model cannot be run.
 
     Fake tensors may have other strides: the strides of a tensor with one channel fit nchw and nhwc, and after an activation a CPU
     takes it for nchw, a traced graph for nhwc. The next convolution then has another output layout.
     """
-    try:
-        with torch.no_grad(), fixed_seed(), convolutions("as_torch", torch.device(device)):
-            made = list(tensors_of(isolated.model(*isolated.args, **isolated.kwargs)))
-    except Exception:  # out of memory, or an error of the user's code: the end-to-end check reports it
+    if made is None:
         return captured.strides
     shapes = [captured.graph.values[name].spec.shape for name in captured.graph.outputs]
     if [tuple(tensor.shape) for tensor in made] != [tuple(shape) for shape in shapes]:

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -96,13 +97,13 @@ def attributes_of(model: nn.Module) -> dict[str, object]:
         for name, value in vars(module).items():
             if isinstance(value, (bool, int, float, str, type(None))):
                 found[f"{path}.{name}" if path else name] = value
-            elif isinstance(value, (list, dict, set)) and not name.startswith("_"):
+            elif isinstance(value, (list, dict, set, deque)) and not name.startswith("_"):
                 held = cast("list[Any]", value)
                 found[f"{path}.{name}" if path else name] = (type(held).__name__, len(held), repr_of(held))
     return found
 
 
-def repr_of(value: list[Any] | dict[Any, Any] | set[Any]) -> tuple[object, ...]:
+def repr_of(value: list[Any] | dict[Any, Any] | set[Any] | deque[Any]) -> tuple[object, ...]:
     """The numbers and strings of a collection; other items by their types."""
     items: list[Any] = [*value.items()] if isinstance(value, dict) else [*value]
     leaves: list[object] = pytree.tree_leaves(items)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 from convoy.typed_torch import named_modules
 
 _PLAIN: Final = (bool, int, float, str, type(None))
-_CONTAINERS: Final = cast("tuple[type[Any], ...]", (list, dict, set, tuple))
+_CONTAINERS: Final = cast("tuple[type[Any], ...]", (list, dict, set, tuple, deque))
 _DEPTH: Final = 3
 """Objects inside an attribute's object that are looked into, such as `self.config.state`."""
 
@@ -86,4 +87,6 @@ def _is_plain_object(value: object) -> bool:
 def _mark(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return (id(value), 0 if value.is_inference() else value._version)
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        return (id(value), hash(cast("Any", value).tobytes()))
     return value if isinstance(value, _PLAIN) else id(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -14,7 +15,7 @@ from convoy.typed_torch import named_modules
 _OWN: Final = frozenset(vars(nn.Module()))
 """What every module's `__dict__` holds: parameters, buffers, submodules, hooks, flags. A call's cache is none of these."""
 
-_CONTAINERS: Final = cast("tuple[type[Any], ...]", (list, tuple, dict, set))
+_CONTAINERS: Final = cast("tuple[type[Any], ...]", (list, tuple, dict, set, deque))
 _DEEPEST: Final = 6
 _MISSING: Final = object()
 

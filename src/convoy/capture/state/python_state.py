@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+from collections import deque
 from collections.abc import Generator
 from typing import Any, Final, cast
 
@@ -16,7 +17,7 @@ from convoy.errors import CaptureError
 from convoy.narrowing import is_dict, is_sequence
 
 _PLAIN: Final = (int, float, bool, str, type(None))
-_CONTAINERS: Final = cast("tuple[type[Any], ...]", (list, dict, set))
+_CONTAINERS: Final = cast("tuple[type[Any], ...]", (list, dict, set, deque))
 _OWN: Final = frozenset({"_parameters", "_buffers", "_modules"})
 
 

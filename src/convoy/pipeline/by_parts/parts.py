@@ -13,12 +13,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture.copies import copy_sharing_tensors
+from convoy.capture.state.call_leftovers import CallLeftovers
 from convoy.deadline import Deadline
 from convoy.errors import CaptureError
 from convoy.pipeline.by_parts.module_calls import ModuleCalls, depends_on_data, module_calls
 from convoy.pipeline.by_parts.partwise_module import OptimizedPart, PartwiseModule, replace_modules
 from convoy.pipeline.check import end_to_end
-from convoy.pipeline.check.call_state import filled_by_call
+from convoy.pipeline.check.call_state import left_by_calls
 from convoy.pipeline.check.parts_check import check_outputs
 from convoy.pipeline.isolation import IsolatedCopy, isolate, overrides_train
 from convoy.pipeline.observer import Observer
@@ -102,7 +103,7 @@ def optimize_parts(job: PartsJob) -> OptimizeResult:
     replace_modules(partwise, programs)
     told = _told(job, parts)
     plan = _joint_plan(job, [part.result.plan for part in kept.values()], tuple(filter(None, (told, note))))
-    leftovers = filled_by_call(copies()[0])
+    leftovers = _leftovers(copies()[0], list(kept))
     module = PartwiseModule(job.model, partwise, parts, plan, copy_sharing_tensors, leftovers)
     summary = summarize_parts(job.name, summaries, timed, errors, plan)
     lines = dict.fromkeys(line for part in kept.values() for line in part.result.told)
@@ -243,6 +244,16 @@ def _timed(
             rounds=limits.rounds,
             most_s=limits.most_s,
         )
+
+
+def _leftovers(isolated: IsolatedCopy, parts: list[str]) -> CallLeftovers:
+    """What calls leave in a model's modules: in parts the values of the first call, which a program takes for constants.
+
+    Elsewhere PyTorch runs, whatever the values are.
+    """
+    first, changed = left_by_calls(isolated)
+    outside = (name for name in changed if not any(name.startswith(f"{path}.") for path in parts))
+    return CallLeftovers(first.filled, frozenset(outside))
 
 
 def _call(isolated: IsolatedCopy, *, copy: bool) -> Callable[[], object]:

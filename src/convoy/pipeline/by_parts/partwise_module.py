@@ -13,12 +13,12 @@ from torch import nn
 from convoy.capture.state.call_leftovers import CallLeftovers
 from convoy.errors import CaptureError
 from convoy.pipeline.by_parts.module_calls import module_calls
+from convoy.pipeline.by_parts.watched_module import WatchedModule
 from convoy.pipeline.isolation import isolate
 from convoy.plan.plan import Plan
 from convoy.program import OptimizedModule, Program
 from convoy.program.call_forms import checked_arguments
 from convoy.program.calls import is_traced, tensors_of
-from convoy.program.state.module_state import ModuleState
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class PartwiseModule(OptimizedModule):
         parts: the parts.
         plan: what is known of all parts together.
         recopy: makes a copy of the stock module, for `refresh`.
-        leftovers: what calls of the stock module leave in its attributes.
+        leftovers: what calls of the stock module leave in its attributes. Those that are overwritten are carried from the stock
+            module to the copy and back in every call (`WatchedModule`).
 
     Attributes:
         parts: what programs compute.
@@ -67,7 +68,7 @@ class PartwiseModule(OptimizedModule):
     ) -> None:
         super().__init__(partwise, Program(plan, None, None), (), {}, _no_tuner)
         self.parts = tuple(parts)
-        self._watched = _Watched(stock, leftovers)
+        self._watched = WatchedModule(stock, leftovers)
         self._recopy = recopy
 
     @property
@@ -87,9 +88,8 @@ class PartwiseModule(OptimizedModule):
             self.program_cache.warn("stale", f"{change} after tuning: the stock module runs; call .refresh()")
             with nullcontext() if self._watched.trains() else self.program_cache.evaluating(self.stock):
                 return self.stock(*args, **kwargs)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of((args, kwargs))):
-            return self.model(*args, **kwargs)
-        with torch.no_grad():
+        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of((args, kwargs)))
+        with self._watched.lent_to(self.model), nullcontext() if needs_grad else torch.no_grad():
             return self.model(*args, **kwargs)
 
     def train(self, mode: bool = True) -> PartwiseModule:
@@ -168,41 +168,6 @@ def replace_modules(model: nn.Module, programs: Mapping[str, nn.Module]) -> None
         for name, child in list(parent._modules.items()):
             if id(child) in by_module:
                 parent._modules[name] = by_module[id(child)]
-
-
-class _Watched:
-    """A stock module, and what it was when it was copied: its modules, attributes, flags, hooks, and where its tensors lie.
-
-    Values that are written in place do not count here: the copy has the same tensors, and each part looks at its own.
-
-    Args:
-        model: the stock module.
-        leftovers: what its calls leave in its attributes, which does not count.
-        outdated: what was changed already, in a copy or a pickle of a module that is stale; empty if nothing was.
-        trains: whether training mode was switched on already.
-    """
-
-    def __init__(self, model: nn.Module, leftovers: CallLeftovers, outdated: str = "", trains: bool = False) -> None:
-        self.model, self._leftovers = model, leftovers
-        self._state = ModuleState(model, values=False)
-        self._state.allow(leftovers)
-        self._state.outdate(outdated or None, trains=trains)
-
-    def renewed(self) -> _Watched:
-        """The same module, as it is now."""
-        return _Watched(self.model, self._leftovers)
-
-    def change(self) -> str:
-        """The change since then, in words; empty if there was none."""
-        return self._state.change() or ""
-
-    def trains(self) -> bool:
-        """Whether training mode was switched on since."""
-        return self._state.trains()
-
-    def __reduce__(self) -> tuple[type[_Watched], tuple[nn.Module, CallLeftovers, str, bool]]:
-        """In a copy or a pickle: the objects are others there."""
-        return _Watched, (self.model, self._leftovers, self.change(), self.trains())
 
 
 def _no_tuner(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None) -> Program:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture.state.attribute_snapshot import AttributeSnapshot
@@ -81,19 +82,62 @@ def check_attributes(isolated: IsolatedCopy, device: str) -> tuple[str, CallLeft
     return note, leftovers
 
 
-def filled_by_call(isolated: IsolatedCopy) -> CallLeftovers:
-    """The attributes that one call of an isolated model changes, with the values that it leaves; none if the call fails.
+def check_repeats(
+    called: IsolatedCopy, isolated: IsolatedCopy, device: str, first: list[torch.Tensor] | None = None
+) -> None:
+    """Call a model again, of whose attributes none changed: it may keep something in an array, an iterator or another object.
 
     Args:
-        isolated: its model is called, once.
+        called: a copy of the model.
+        isolated: further copies are made of it.
+        device: where it runs.
+        first: the results of `called`'s first call; None if it was not called yet.
+
+    Raises:
+        CaptureError: the second call's results are others, although a further copy repeats the first's.
     """
-    snapshot = AttributeSnapshot(isolated.model)
     try:
-        with torch.no_grad(), fixed_seed():
-            isolated.model(*isolated.args, **isolated.kwargs)
+        before = [tensor.clone() for tensor in first] if first is not None else _calls(called, device, 1)[0].results
+        difference = _difference(before, _calls(called, device, 1)[0].results)
+        if difference and difference > _NOISE_FACTOR * _difference(
+            before, _calls(isolated.another(), device, 1)[0].results
+        ):
+            raise CaptureError("the model's results depend on its calls before, which a graph does not know")
+    except CaptureError:
+        raise
+    except Exception:  # out of memory, or an error of the user's code: the end-to-end check reports it
+        return
+
+
+def left_by_calls(isolated: IsolatedCopy) -> tuple[CallLeftovers, frozenset[str]]:
+    """What calls of an isolated model leave in it; nothing if a call fails.
+
+    Args:
+        isolated: its model is called, twice.
+
+    Returns:
+        The attributes that the first call changes, with the values that it leaves; and all attributes that either call
+        changes, with the buffers that it replaces, by `module.attribute`.
+    """
+    first, changed = CallLeftovers(), set[str]()
+    try:
+        for count in range(2):
+            snapshot, buffers = AttributeSnapshot(isolated.model), _buffers_of(isolated.model)
+            args, kwargs = isolated.arguments()
+            with torch.no_grad(), fixed_seed():
+                isolated.model(*args, **kwargs)
+            left, now = values_at(isolated.model, snapshot.changed()), _buffers_of(isolated.model)
+            changed.update(left, (name for name in buffers if now.get(name) is not buffers[name]))
+            first = first if count else CallLeftovers(left)
     except Exception:  # out of memory, or an error of the user's code: then every change counts
-        return CallLeftovers()
-    return CallLeftovers(values_at(isolated.model, snapshot.changed()))
+        return CallLeftovers(), frozenset()
+    return first, frozenset(changed)
+
+
+def _buffers_of(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Buffers by qualified name, those that are None too."""
+    found = ((path, *item) for path, module in named_modules(model) for item in module._buffers.items())
+    return {f"{path}.{name}" if path else name: buffer for path, name, buffer in found}
 
 
 def _after_other_values(isolated: IsolatedCopy, device: str) -> list[torch.Tensor] | None:

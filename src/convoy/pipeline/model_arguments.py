@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
 
 from convoy.errors import InputError
 from convoy.program import OptimizedModule
+from convoy.typed_torch import named_modules
+from convoy.user_warning import warn_user
+
+_MOST_NAMED: Final = 3
+"""Modules that a warning names."""
 
 
 def checked_model(model: Any) -> nn.Module:
@@ -46,3 +51,29 @@ def checked_name(name: Any, model: nn.Module) -> str:
     if not isinstance(name, str):
         raise InputError("name", name, "a string")
     return name or type(model).__name__
+
+
+def warn_of_training_parts(model: Any) -> None:
+    """Warn where PyTorch would compute something else: a model in evaluation mode with a dropout or batch norm in training mode.
+
+    Of a model that is in training mode itself, evaluation is what a user of inference means.
+    """
+    if not isinstance(model, nn.Module) or getattr(model, "training", True):
+        return
+    found = [name for name, module in named_modules(model) if module.training and _depends_on_mode(module)]
+    if found:
+        names = ", ".join(found[:_MOST_NAMED]) + (", ..." if len(found) > _MOST_NAMED else "")
+        warn_user(
+            f"parts of the model are in training mode ({names}), the model in evaluation mode: the program computes evaluation "
+            "everywhere; to keep training mode there, pass training=True to the function (F.dropout, F.batch_norm) in forward"
+        )
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    """Whether a module's own forward reads its training flag, to some effect."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    if isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)):
+        return module.running_mean is not None
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
+    return code is not None and "training" in code.co_names

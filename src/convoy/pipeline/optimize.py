@@ -21,7 +21,7 @@ from convoy.pipeline.by_parts.parts import PartsJob, optimize_parts
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.improve import improved
 from convoy.pipeline.isolation import isolate, preserve_global_state
-from convoy.pipeline.model_arguments import checked_model, checked_name
+from convoy.pipeline.model_arguments import checked_model, checked_name, warn_of_training_parts
 from convoy.pipeline.observer import Observer
 from convoy.pipeline.optimize_result import OptimizeResult, stock_result
 from convoy.pipeline.plan_target import device_of, target_for
@@ -69,6 +69,7 @@ def optimize(
         SelectionError: the memory budget is too small, or `deterministic` is set and no engine computes an operator
             deterministically.
     """
+    warn_of_training_parts(checked_model(model))
     if dynamic is not None:
         return optimize_sizes(model, args, kwargs, dynamic, name=name, settings=settings).program
     return optimize_model(model, args, name=name, settings=settings, kwargs=kwargs).program

@@ -13,7 +13,7 @@ from convoy import plan as plans
 from convoy.dynamic.load_sizes import load_sizes
 from convoy.errors import InputError
 from convoy.pipeline.isolation import preserve_global_state
-from convoy.pipeline.model_arguments import checked_model
+from convoy.pipeline.model_arguments import checked_model, warn_of_training_parts
 from convoy.pipeline.optimize import ModelTuner
 from convoy.pipeline.plan_target import arguments_of
 from convoy.pipeline.replay.program_of_plan import program_of_plan
@@ -44,6 +44,7 @@ def load(
         PlanError: the plan is malformed, or was made for another model, shape, device or version.
     """
     stock, options = checked_model(model), checked_settings(settings)
+    warn_of_training_parts(stock)
     given, named = checked_arguments(stock, args, kwargs)
     paths = plans.paths_of(path)
     first = plans.load_plans(paths[0])

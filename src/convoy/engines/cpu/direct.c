@@ -52,6 +52,13 @@ INLINE void add_run(const int pixels, const int vectors, vec sums[PIXELS][VECTOR
     }
 }
 
+/* The channels of a register that is not full, at one pixel. */
+static __attribute__((noinline)) void finish_some(const Work *u, int64_t at, int64_t left, const vec *sum) {
+    vec value = *sum;
+    if (u->z->residual) value += first_stored_lanes(u->residual + at, left);
+    put_first_stored_lanes(u->y + at, activated_for_storage(value, u->z->activation), left);
+}
+
 INLINE void finish(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, int64_t first) {
     const Sizes *z = u->z;
     for (int i = 0; i < pixels; i++) {
@@ -62,8 +69,8 @@ INLINE void finish(const int pixels, const int vectors, vec sums[PIXELS][VECTORS
                 if (z->residual) sums[i][v] += stored_lanes(u->residual + at);
                 put_stored_lanes(u->y + at, activated_for_storage(sums[i][v], z->activation));
             } else {
-                if (z->residual) sums[i][v] += first_stored_lanes(u->residual + at, left);
-                put_first_stored_lanes(u->y + at, activated_for_storage(sums[i][v], z->activation), left);
+                vec sum = sums[i][v];
+                finish_some(u, at, left, &sum);
             }
         }
     }
@@ -74,33 +81,22 @@ typedef struct {
     int64_t row[PIXELS], column[PIXELS]; /* of the input, at the first tap */
 } Places;
 
-/* A part's taps where all of them lie within the image, and a filter row is one run of values. */
-INLINE void add_within(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, const Places *at) {
+/* A part's taps. `within`: all of them lie within the image, and a filter row is one run of values; else each tap is a run. */
+INLINE void add_taps(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, const Places *at, int64_t within) {
     const Sizes *z = u->z;
-    int64_t length = z->s * (u->last_c - u->first_c), down = z->dilation_h * z->w * z->c;
-    const stored *x[LINE];
-    const float *weight = u->weight + (u->first_r * z->s * z->c + u->first_c) * TILE;
+    int64_t taps = within ? 1 : z->s, length = (within ? z->s : 1) * (u->last_c - u->first_c);
+    int64_t down = z->dilation_h * z->w * z->c;
     const char *ahead = u->ahead;
-    for (int i = 0; i < LINE; i++) {
+    const stored *x[LINE];
+    for (int i = 0; i < LINE && within; i++) {
         int pixel = i < pixels ? i : 0;
         int64_t row = at->row[pixel] + u->first_r * z->dilation_h;
         x[i] = u->image + (row * z->w + at->column[pixel]) * z->c + u->first_c;
     }
-    for (int64_t r = u->first_r; r < u->last_r; r++, ahead += u->step * length, weight += z->s * z->c * TILE) {
-        add_run(pixels, vectors, sums, x, length, weight, ahead, u->step);
-        for (int i = 0; i < LINE; i++) x[i] += down;
-    }
-}
-
-/* A part's taps where some of them may lie outside. */
-INLINE void add_at_borders(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, const Places *at) {
-    const Sizes *z = u->z;
-    int64_t length = u->last_c - u->first_c;
-    const char *ahead = u->ahead;
-    for (int64_t r = u->first_r; r < u->last_r; r++)
-        for (int64_t s = 0; s < z->s; s++, ahead += u->step * length) {
-            const stored *x[LINE];
-            int64_t any = 0;
+    for (int64_t run = u->first_r * taps; run < u->last_r * taps; run++, ahead += u->step * length) {
+        int64_t r = run, s = 0, any = within;
+        if (!within) {
+            r = run / z->s, s = run % z->s;
             for (int i = 0; i < pixels; i++) {
                 int64_t row = at->row[i] + r * z->dilation_h, column = at->column[i] + s * z->dilation_w;
                 int64_t there = row >= 0 && row < z->h && column >= 0 && column < z->w;
@@ -108,9 +104,11 @@ INLINE void add_at_borders(const int pixels, const int vectors, vec sums[PIXELS]
                 any |= there;
             }
             for (int i = pixels; i < LINE; i++) x[i] = x[0];
-            const float *weight = u->weight + ((r * z->s + s) * z->c + u->first_c) * TILE;
-            if (any) add_run(pixels, vectors, sums, x, length, weight, ahead, u->step);
         }
+        const float *weight = u->weight + ((r * z->s + s) * z->c + u->first_c) * TILE;
+        if (any) add_run(pixels, vectors, sums, x, length, weight, ahead, u->step);
+        for (int i = 0; i < LINE && within; i++) x[i] += down;
+    }
 }
 
 /* Some pixels from `first` on, which is number `in_band` of its band, by one part of a tile. */
@@ -130,10 +128,7 @@ INLINE void add_block(const int pixels, const int vectors, const Work *u, int64_
         within &= at.column[i] >= 0 && at.column[i] + z->s <= z->w;
         if (++q == z->q) q = 0, p++;
     }
-    if (within)
-        add_within(pixels, vectors, sums, u, &at);
-    else
-        add_at_borders(pixels, vectors, sums, u, &at);
+    add_taps(pixels, vectors, sums, u, &at, within);
     if (u->ends) {
         finish(pixels, vectors, sums, u, first);
         return;

@@ -15,7 +15,8 @@ from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
 
-FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
+FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-unswitch-loops")
+"""Unswitching would compile the inner loops twice, for images' borders and for the rest, and makes them slower as well."""
 
 VECTORS_H: Final = Path(__file__).with_name("activated.h")
 """The header of every source that works on vectors."""

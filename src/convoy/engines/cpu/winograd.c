@@ -68,6 +68,15 @@ INLINE void write_side(vec *t, const int step, const int m) {
     t[3 * step] = difference + 8.0f * difference2 + t5;
 }
 
+/* A register that is not full, out of line: it is rare, and the loops below are unrolled. */
+static __attribute__((noinline)) vec some_lanes(const float *from, int64_t lanes) { return first_lanes(from, lanes); }
+
+static __attribute__((noinline)) void put_some_lanes(const Band *u, int64_t to, const vec *from, int64_t lanes) {
+    vec value = *from;
+    if (u->z->residual) value += first_lanes(u->residual + to, lanes);
+    put_first_lanes(u->y + to, activated(value, u->z->activation), lanes);
+}
+
 /* A register of channels of one tile's input. */
 INLINE void read_tile(const Band *u, int64_t tile, Place at, int64_t c, const int m, const int whole) {
     const int side = m + 2;
@@ -84,7 +93,7 @@ INLINE void read_tile(const Band *u, int64_t tile, Place at, int64_t c, const in
             else if (row < 0 || row >= z->h || column < 0 || column >= z->w)
                 d[i * side + j] = all_lanes(0.0f);
             else
-                d[i * side + j] = lanes == LANES ? *(const vec *)from : first_lanes(from, lanes);
+                d[i * side + j] = lanes == LANES ? *(const vec *)from : some_lanes(from, lanes);
         }
         read_side(d + j, side, m);
     }
@@ -170,8 +179,7 @@ INLINE void write_tile(const Band *u, int64_t tile, const int m) {
                 if (z->residual) value += *(const vec *)(u->residual + to);
                 *(vec *)(u->y + to) = activated(value, z->activation);
             } else {
-                if (z->residual) value += first_lanes(u->residual + to, lanes);
-                put_first_lanes(u->y + to, activated(value, z->activation), lanes);
+                put_some_lanes(u, to, &value, lanes);
             }
         }
     }

@@ -15,6 +15,15 @@ from torch import nn
 import convoy
 from convoy.zoo import import_torchvision
 
+Boxes = list[dict[str, torch.Tensor]]
+"""Of each image: `boxes` [n, 4], `scores` [n] and `labels` [n]."""
+
+LEAST_PAIRED = 0.9
+"""Share of the boxes that both have. Of two boxes that overlap, or two scores at a limit, rounding decides which is kept."""
+
+SAME = 0.01
+"""Boxes that differ by more, in pixels or score, are not the same."""
+
 
 def retinanet() -> nn.Module:
     """RetinaNet with a ResNet-50, randomly initialised: give `weights="DEFAULT"` for the trained one."""
@@ -22,13 +31,47 @@ def retinanet() -> nn.Module:
     return models.detection.retinanet_resnet50_fpn(weights=None, weights_backbone=None)
 
 
+def paired_boxes(found: Boxes, wanted: Boxes) -> tuple[Boxes, Boxes]:
+    """The boxes of both in one order, without those that one of them kept alone.
+
+    Raises:
+        ValueError: fewer than `LEAST_PAIRED` of the boxes are in both.
+    """
+    pairs = [_paired(one, other) for one, other in zip(found, wanted, strict=True)]
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+def _paired(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], ...]:
+    """Each box beside the one that it is nearest to, where that is nearest to it as well, and the same."""
+    apart = torch.cdist(_features(found), _features(wanted), p=torch.inf)
+    if not apart.numel():
+        rows = columns = torch.zeros(0, dtype=torch.long)
+    else:
+        nearest, back = apart.argmin(1), apart.argmin(0)
+        both = back[nearest] == torch.arange(len(nearest), device=nearest.device)
+        rows = torch.nonzero(both & (apart.amin(1) <= SAME)).flatten()
+        columns = nearest[rows]
+    if len(rows) < LEAST_PAIRED * max(apart.shape):
+        raise ValueError(f"of {apart.shape[0]} and {apart.shape[1]} boxes only {len(rows)} are the same")
+    return (
+        {name: values[rows] for name, values in found.items()},
+        {name: values[columns] for name, values in wanted.items()},
+    )
+
+
+def _features(image: dict[str, torch.Tensor]) -> torch.Tensor:
+    """[n, 6]: corners in pixels, score, and the label so far apart that no box is near one of another label."""
+    columns = (image["boxes"], image["scores"][:, None], 1e6 * image["labels"][:, None])
+    return torch.cat([column.double() for column in columns], 1)
+
+
 def main(
     height: int = 480, width: int = 640, settings: convoy.Settings | None = None, model: nn.Module | None = None
 ) -> float:
-    """Print the comparison for one image; the largest difference of the boxes and scores."""
+    """Print the comparison for one image; the largest difference of the boxes and scores that both found."""
     torch.manual_seed(0)
     images = [torch.rand(3, height, width)]
-    fast, difference = compare("detector", randomized(model or retinanet()), (images,), settings)
+    fast, difference = compare("detector", randomized(model or retinanet()), (images,), settings, paired_boxes)
     for part in getattr(fast, "parts", ()):
         print(f"  {part.path}: {part.share:.0%} of PyTorch's time")
     return difference

@@ -14,8 +14,17 @@ from torch.utils import _pytree as pytree
 import convoy
 
 
+def same_order(found: Any, wanted: Any) -> tuple[Any, Any]:
+    """Outputs that stand side by side as they are."""
+    return found, wanted
+
+
 def compare(
-    name: str, model: nn.Module, args: tuple[Any, ...], settings: convoy.Settings | None = None
+    name: str,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    settings: convoy.Settings | None = None,
+    paired: Callable[[Any, Any], tuple[Any, Any]] = same_order,
 ) -> tuple[nn.Module, float]:
     """Optimize a model for these arguments and print how it compares with the model itself.
 
@@ -24,13 +33,14 @@ def compare(
         model: in evaluation mode.
         args: example inputs.
         settings: `Settings()` by default, which measures for a minute.
+        paired: brings the outputs of the faster module and of the model into one order.
 
     Returns:
         The faster module, and the largest difference of an output, relative to the largest output.
     """
     fast = convoy.optimize(model, args, settings=settings)
     with torch.no_grad():
-        wanted, found = floats(model(*args)), floats(fast(*args))
+        found, wanted = map(floats, paired(fast(*args), model(*args)))
         stock_ms, convoy_ms = median_ms(lambda: model(*args)), median_ms(lambda: fast(*args))
     difference = largest_difference(found, wanted)
     print(f"{name}: PyTorch {stock_ms:.2f} ms, Convoy {convoy_ms:.2f} ms, largest difference {difference:.1e}")

@@ -13,7 +13,6 @@ from torch import nn
 import convoy
 from convoy import plan as plans
 from convoy.measurement import Peaks, peaks
-from convoy.perfdb import shipped
 from convoy.pipeline import OptimizeResult, ceilings, optimize_model
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.ceilings import problem_floor
@@ -24,14 +23,12 @@ from convoy.report.html import render
 from convoy.report.tables import headlines, print_summary, speedup
 from convoy.target import Target
 from convoy.tune import SearchResult
+from tests.unit.pipeline.nothing_shipped import nothing_shipped
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_ships(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """As on a device of a kind that no row ships for."""
-    folder = tmp_path_factory.mktemp("shipped")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shipped, "shipped_folder", lambda: folder)
+    with nothing_shipped(tmp_path_factory.mktemp("shipped")):
         yield
 
 

@@ -183,3 +183,17 @@ def test_what_ships_can_be_read_and_fits_its_rows() -> None:
         assert criteria is not None
         assert criteria.target == target if digest in learned else criteria.target.arch == target.arch
         assert criteria.ranking(CONV, criteria.engines)
+
+
+def test_cpus_judge_for_one_another(tmp_path: Path) -> None:
+    """As their rows predict for one another; the same device's come first."""
+    here = Target("cpu", "here", "avx2", 2, 1, 1)
+    there = replace(here, name="there", arch="avx512", units=64)
+    put(tmp_path / f"a{SUFFIX}", target=there)
+    for target, expected in ((here, there), (there, there), (H100, None)):
+        found = find_criteria(target, tmp_path / "none" / "perf.db", tmp_path)
+        assert (found and found.target) == expected
+    put(tmp_path / f"b{SUFFIX}", target=replace(here, versions=(("torch", "2.12"),)))
+    found = find_criteria(here, tmp_path / "none" / "perf.db", tmp_path)
+    assert found is not None
+    assert found.target.name == "here"

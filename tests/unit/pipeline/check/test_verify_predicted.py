@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,14 @@ from convoy.settings import Settings
 from convoy.torch_compile.training_graph import TracedGraph
 from convoy.training.tune_step import tune_training_step
 from convoy.tune import SearchResult
+from tests.unit.pipeline.nothing_shipped import nothing_shipped
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_ships(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """PyTorch's own times do not decide what is chosen first: nothing is known of them."""
+    with nothing_shipped(tmp_path_factory.mktemp("shipped")):
+        yield
 
 
 def settings(path: Path, engine: str) -> Settings:

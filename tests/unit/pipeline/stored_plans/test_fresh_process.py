@@ -37,7 +37,7 @@ class Net(torch.nn.Module):
 
 net = Net().eval()
 x = torch.randn(1, 3, 10, 10)
-fast = convoy.optimize(net, (x,), settings=convoy.Settings(effort="none"))
+fast = convoy.optimize(net, (x,), settings=convoy.Settings(effort="none", deny_engines=("inductor",)))
 print(json.dumps({
     "stored": any(note.startswith(FROM_DATABASE) for note in fast.plan.notes),
     "steps": [[step.config.engine, str(step.config.knobs), step.layout] for step in fast.plan.steps],
@@ -60,7 +60,7 @@ def run(database: Path) -> dict[str, Any]:
 
 
 def test_another_process_starts_from_the_plan_and_nothing_imports_dynamo(tmp_path: Path) -> None:
-    """Importing Dynamo takes two seconds on two cores, as long as all the rest."""
+    """Importing Dynamo takes two seconds on two cores, as long as all the rest. Only Inductor's subgraphs need it."""
     first, second = run(tmp_path / "perf.db"), run(tmp_path / "perf.db")
     assert (first["stored"], second["stored"]) == (False, True)
     assert second["steps"] == first["steps"]

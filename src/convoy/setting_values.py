@@ -50,7 +50,10 @@ def read_integer(
         if value is None and optional:
             return None
         if isinstance(value, SupportsIndex) and not isinstance(value, bool):
-            found = operator.index(value)
+            try:
+                found = operator.index(value)
+            except TypeError:  # a tensor or an array: only those of one integer are numbers
+                raise InputError(name, cast("object", value), expected) from None
             if low <= found and (high is None or found <= high):
                 return found
         raise InputError(name, value, expected)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from convoy.errors import CompileError, InputError, UnsupportedError
 from convoy.settings import (
@@ -99,6 +100,13 @@ def test_every_field_is_checked() -> None:
         with pytest.raises(InputError) as caught:
             Settings(**{field.name: object()})  # type: ignore[arg-type]
         assert caught.value.argument == field.name
+
+
+@pytest.mark.parametrize("value", [np.array([1, 2]), np.array(1.5), torch.tensor([1, 2]), torch.tensor(1.5)])
+@pytest.mark.parametrize("field", ["streams", "memory_budget_bytes"])
+def test_arrays_and_tensors_that_are_no_integer_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InputError, match=field):
+        Settings(**{field: value})  # type: ignore[arg-type]
 
 
 def test_settings_take_what_means_the_same() -> None:

@@ -120,7 +120,7 @@ def title(step: Step) -> str:
 
 def _explain_layer(plan: Plan, layer: str) -> str:
     steps = plan.steps or plan.rejected_steps
-    found = _named(steps, layer)
+    found = _named(steps, layer) if isinstance(layer, str) else []  # pyright: ignore[reportUnnecessaryIsInstance]
     if not found:
         known = ", ".join(step_name(step) for step in steps) or "none: no steps were selected"
         raise InputError("layer", layer, f"a layer of the plan ({known[:400]})")

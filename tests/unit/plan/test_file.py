@@ -119,6 +119,8 @@ def test_explain_and_compare() -> None:
     assert "4096 bytes" in plans.explain(PLAN, "relu")
     with pytest.raises(InputError, match="layer"):
         plans.explain(PLAN, "nobody")
+    with pytest.raises(InputError, match="layer: got 3"):
+        plans.explain(PLAN, 3)  # type: ignore[arg-type]
     assert plans.compare(PLAN, PLAN) == []
     import dataclasses
 

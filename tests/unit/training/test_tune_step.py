@@ -135,6 +135,14 @@ def test_hooks_on_parameters_are_called(plan: Path):
     torch.testing.assert_close(*seen)
 
 
+def test_a_hook_that_returns_what_it_must_not_is_refused_as_by_autograd(plan: Path):
+    model = net()
+    step = convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], plan=plan)
+    model.fc.bias.register_post_accumulate_grad_hook(lambda p: p.grad)
+    with pytest.raises(RuntimeError, match="post accumulate grad hooks should return None"):
+        step(*batches(1)[0])
+
+
 def test_a_checkpoint_resumes_where_it_was(plan: Path):
     whole = net()
     optimizer = sgd(whole)

@@ -30,7 +30,8 @@ def put_gradients(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.
     for parameter in parameters:
         hooks: dict[int, Callable[..., object]] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         for hook in hooks.values():
-            hook(parameter)
+            if hook(parameter) is not None:  # in autograd's words
+                raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
 
 def has_hooks(parameters: Sequence[torch.Tensor]) -> bool:

@@ -31,7 +31,13 @@ from convoy.problem import (
 )
 from convoy.target import Target
 from tests.fuzz.random_problems import CASES, drawn_axis, drawn_epilogue, drawn_side, few, with_pool
-from tests.unit.engines import group_norm_cases, norm_cases, pool_backward_cases, squeeze_excitation_cases
+from tests.unit.engines import (
+    gated_1x1_cases,
+    group_norm_cases,
+    norm_cases,
+    pool_backward_cases,
+    squeeze_excitation_cases,
+)
 from tests.unit.engines.banded_cases import ACTIVATIONS, Part, piece
 from tests.unit.engines.pruned_cases import PATTERNS, mask_of, pattern
 
@@ -63,6 +69,7 @@ CLAIMS = {
     "triton.batch_norm": ("piece",),
     "triton.group_norm": ("piece",),
     "cuda.squeeze_excitation": ("piece",),
+    "cuda.gated_1x1": ("piece",),
     "triton.merged": ("piece",),
     "cuda.bottleneck": ("piece",),
     "cuda.fusion": ("piece",),
@@ -430,6 +437,20 @@ def _squeeze_excitations(draw: random.Random) -> Problem:
     return _piece(squeeze_excitation_cases.CASES, case, squeeze_excitation_cases.block)
 
 
+def _gated_1x1s(draw: random.Random) -> Problem:
+    """Squeeze-and-excitation blocks with a 1x1 convolution behind them, of half values."""
+    n, c, h, w = _image(draw)
+    dtype, hidden = draw.choice(("fp16", "bf16")), draw.choice((1, 4, 7, 16))
+    inner, outer = (
+        draw.choice(("relu", "silu", "hardswish", "none")),
+        draw.choice(("sigmoid", "sigmoid", "hardsigmoid")),
+    )
+    biases = (draw.random() < 0.8, draw.random() < 0.8)
+    filters, behind = draw.choice((8, 16, 24, 40, 72, 7)), draw.choice(("", "", "add", "relu", "add relu"))
+    case = ((n, c, hidden, h, w, dtype, inner, outer, biases), filters, draw.random() < 0.8, behind)
+    return _piece(gated_1x1_cases.CASES, case, gated_1x1_cases.piece)
+
+
 def _layer_norms(draw: random.Random) -> Problem:
     """Layer norms over the channels of images, at times of tokens."""
     n, c, h, w = _image(draw)
@@ -514,6 +535,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "layer norms": _layer_norms,
     "group norms": _group_norms,
     "squeeze-and-excitation": _squeeze_excitations,
+    "gated 1x1": _gated_1x1s,
     "in bands": _in_bands,
     "casts": _casts,
 }

@@ -28,7 +28,13 @@ from convoy.problem import (
 )
 from convoy.target import Target
 from tests.fuzz.problem_families import merge, own_problems, shape_of
-from tests.unit.engines import group_norm_cases, norm_cases, pool_backward_cases, squeeze_excitation_cases
+from tests.unit.engines import (
+    gated_1x1_cases,
+    group_norm_cases,
+    norm_cases,
+    pool_backward_cases,
+    squeeze_excitation_cases,
+)
 from tests.unit.engines.fusion import cases as fusion_cases
 
 FULL = Epilogue(bias=True, residual=True, activation="relu")
@@ -117,7 +123,7 @@ MOST_WRITTEN = 2000
 
 PIECES = (
     *("cuda.bottleneck", "cuda.fusion", "cuda.layout", "triton.batch_norm", "triton.group_norm", "triton.merged"),
-    *("triton.pool_backward", "triton.pooling", "cuda.squeeze_excitation"),
+    *("triton.pool_backward", "triton.pooling", "cuda.squeeze_excitation", "cuda.gated_1x1"),
 )
 """Engines of pieces of the graph."""
 
@@ -210,6 +216,9 @@ def pieces(name: str) -> Iterator[Problem]:
     elif name == "cuda.squeeze_excitation":
         for case, dtype in product(squeeze_excitation_cases.CASES, ("", "bf16")):
             yield squeeze_excitation_cases.block(case, dtype)
+    elif name == "cuda.gated_1x1":
+        for case, dtype in product(gated_1x1_cases.CASES, ("", "bf16")):
+            yield gated_1x1_cases.piece(case, dtype)
     elif name == "triton.merged":
         yield from (merge(*case) for case in MERGES)
     elif name == "cuda.bottleneck":

@@ -80,6 +80,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cuda.dgrad": "convoy.engines.hopper.igemm_dgrad",
     "cuda.bottleneck": "convoy.engines.hopper.chains.bottleneck",
     "cuda.squeeze_excitation": "convoy.engines.gates.squeeze_excitation",
+    "cuda.gated_1x1": "convoy.engines.gates.gated_1x1",
     "cuda.fusion": "convoy.engines.fusion.fusion",
     "cuda.layout": "convoy.engines.fusion.layout_copy",
     "cuda.wgrad": "convoy.engines.hopper.igemm_wgrad",

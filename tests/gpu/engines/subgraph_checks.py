@@ -1,10 +1,11 @@
-"""Checks of engines for subgraphs with one result like their first input. Not a test module."""
+"""Checks of engines for subgraphs with one result in the dtype of their first input. Not a test module."""
 
 from __future__ import annotations
 
 import torch
 
 from convoy.engines.base import Buffers, Engine
+from convoy.engines.subgraph import parse_subgraph
 from convoy.measurement.accuracy import judge, make_data
 from convoy.problem import SubgraphProblem
 from convoy.target import Target
@@ -25,7 +26,9 @@ def assert_replays_give_the_same_bits(engine: Engine, problem: SubgraphProblem, 
     executable = engine.build(problem, engine.space(problem, target)[0], target)
     data = make_data(problem, 6, "normal", "cuda")
     packed = executable.pack(data.constants)
-    y = torch.empty_like(data.args[0])
+    graph = parse_subgraph(problem.text)
+    shape = graph.values[graph.outputs[0]].spec.shape
+    y = torch.empty(shape, dtype=data.args[0].dtype, device="cuda").contiguous(memory_format=torch.channels_last)
     workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
     executable.launch(Buffers(data.args, [y], packed), workspace)
     torch.cuda.synchronize()

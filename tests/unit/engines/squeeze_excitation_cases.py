@@ -23,7 +23,12 @@ NAMES = {"adaptive": "aten.adaptive_avg_pool2d.default(%x, (1, 1))", "mean": "at
 
 def block(name, dtype="", layout="nhwc", mean="mean"):
     """The piece of a case."""
-    n, c, hidden, h, w, own, inner, outer, biases, behind = CASES[name]
+    return SubgraphProblem(block_of(CASES[name], dtype, mean), layout)
+
+
+def block_of(case, dtype="", mean="mean"):
+    """The text of a piece with the sizes of a case."""
+    n, c, hidden, h, w, own, inner, outer, biases, behind = case
     dtype = dtype or own
     images, gate, between = f"{dtype}[{n},{c},{h},{w}]", f"{dtype}[{n},{c},1,1]", f"{dtype}[{n},{hidden},1,1]"
     lines = ["graph 1", f"input %x: {images}"]
@@ -51,4 +56,4 @@ def block(name, dtype="", layout="nhwc", mean="mean"):
         lines.append(f"%z: {images} = aten.relu.default({result})")
         result = "%z"
     lines.append(f"return {result}")
-    return SubgraphProblem("\n".join(lines) + "\n", layout)
+    return "\n".join(lines) + "\n"

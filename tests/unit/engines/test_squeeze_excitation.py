@@ -96,7 +96,7 @@ def test_results_are_right(library, name):
     "change",
     [
         ("sum * (1.f / PIXELS)", "sum"),
-        ("i * ADDERS < PROGRAMS ?", "i * ADDERS < PROGRAMS - 1 ?"),
+        ("i * COUNT < PROGRAMS ?", "i * COUNT < PROGRAMS - 1 ?"),
         ("word_at(hidden + h * 8)", "word_at(hidden)"),
         ("v[i] *= gate[i]", "v[i] *= gate[0]"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import torch
@@ -106,6 +106,14 @@ class GateTile:
         turns = -(-block.pixels // (self.rows * at_once))
         residual = one / rate if block.residual else 0.0
         return _LAUNCHES_US + 0.02 * turns + (small + 3 * one / rate * waste + residual) / busy
+
+    def squeeze_us(self, block: SqueezeExcitation, units: int) -> float:
+        """Estimated microseconds of the first launch: the images once, weights and parts."""
+        plain = replace(block, residual=False)
+        size = DTYPE_BYTES[block.dtype]
+        one = block.images * block.pixels * block.channels * size
+        rate = _CACHED_US if one <= _CACHE_BYTES else _BYTES_US
+        return self.guess_us(plain, units) - _LAUNCHES_US / 2 - 2 * one / rate
 
 
 def tiles(block: SqueezeExcitation, units: int) -> Iterator[GateTile]:

@@ -48,13 +48,18 @@ class SqueezeExcitation:
     def of(problem: SubgraphProblem) -> SqueezeExcitation | None:
         """The computation of a subgraph; None if it is no squeeze-and-excitation block with all of its nodes."""
         graph = parse_subgraph(problem.text)
-        found = next((match for node in graph.nodes if (match := _match(graph, node)) is not None), None)
+        found = next((match for node in graph.nodes if (match := match_block(graph, node)) is not None), None)
         if found is None or graph.outputs != (found.result,) or {node.name for node in graph.nodes} != set(found.nodes):
             return None
         wanted = [found.x, found.residual] if found.residual else [found.x]
         constants = [name for name in (found.weights[0], found.biases[0], found.weights[1], found.biases[1]) if name]
         if [*graph.inputs] != wanted or [value.name for value in graph.constants()] != constants:
             return None
+        return SqueezeExcitation.of_match(graph, found)
+
+    @staticmethod
+    def of_match(graph: Graph, found: BlockMatch) -> SqueezeExcitation:
+        """The computation of nodes of a graph."""
         n, c, h, w = graph.values[found.x].spec.shape
         return SqueezeExcitation(
             images=n,
@@ -71,7 +76,7 @@ class SqueezeExcitation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Match:
+class BlockMatch:
     """Nodes and values of a block in a graph."""
 
     nodes: tuple[str, ...]
@@ -88,22 +93,22 @@ class _Match:
 def squeeze_excitations(graph: Graph) -> Iterator[Sequence[str]]:
     """The nodes of each block, with the residual and the ReLU behind it where they are there, and without them."""
     for node in graph.nodes:
-        gated = _match(graph, node, tail=False)
+        gated = match_block(graph, node, tail=False)
         if gated is not None:
             yield gated.nodes
-            whole = _match(graph, node)
+            whole = match_block(graph, node)
             if whole is not None and whole != gated:
                 yield whole.nodes
 
 
-def _match(graph: Graph, pool: Node, *, tail: bool = True) -> _Match | None:
+def match_block(graph: Graph, pool: Node, *, tail: bool = True) -> BlockMatch | None:
     """The block whose mean a node takes, or None. With `tail` the sum and the ReLU behind the product belong to it."""
     x = pool.args[0] if pool.args else None
     if not isinstance(x, Ref) or not _averages_images(graph, pool, x.name):
         return None
-    first = _layer(graph, pool.outputs[0])
+    first = layer_1x1(graph, pool.outputs[0])
     inner = _activated(graph, first[0]) if first else None
-    second = _layer(graph, inner[0].outputs[0]) if inner else None
+    second = layer_1x1(graph, inner[0].outputs[0]) if inner else None
     outer = _activated(graph, second[0]) if second else None
     if first is None or inner is None or second is None or outer is None or outer[1] == "none":
         return None
@@ -118,8 +123,8 @@ def _match(graph: Graph, pool: Node, *, tail: bool = True) -> _Match | None:
     layers = [node.name for node in (pool, first[0], inner[0], second[0], outer[0])]
     nodes = tuple(dict.fromkeys((*layers, product.name)))
     weights, biases = (first[1], second[1]), (first[2], second[2])
-    found = _Match(nodes, x.name, weights, biases, inner[1], outer[1], product.outputs[0])
-    return _with_tail(graph, found) if tail else found
+    found = BlockMatch(nodes, x.name, weights, biases, inner[1], outer[1], product.outputs[0])
+    return with_tail(graph, found) if tail else found
 
 
 def _averages_images(graph: Graph, node: Node, x: str) -> bool:
@@ -130,8 +135,11 @@ def _averages_images(graph: Graph, node: Node, x: str) -> bool:
     return len(shape) == 4 and result.shape == (*shape[:2], 1, 1) and result.dtype == graph.values[x].spec.dtype
 
 
-def _layer(graph: Graph, value: str) -> tuple[Node, str, str] | None:
-    """The 1x1 convolution with constant weights that alone reads a value of one pixel: node, weight, bias or an empty text."""
+def layer_1x1(graph: Graph, value: str) -> tuple[Node, str, str] | None:
+    """The 1x1 convolution with constant weights that alone reads a value: node, weight, bias or an empty text.
+
+    Its stride is not looked at: for a value of one pixel, any is right.
+    """
     node = only_reader(graph, value)
     if node is None or node.op != "conv2d" or node.args[0] != Ref(value):
         return None
@@ -153,27 +161,27 @@ def _activated(graph: Graph, layer: Node) -> tuple[Node, str]:
     return (reader, name) if reader is not None and name else (layer, "none")
 
 
-def _with_tail(graph: Graph, found: _Match) -> _Match:
+def with_tail(graph: Graph, found: BlockMatch) -> BlockMatch:
     """The block with the sum and the ReLU behind it, as far as they are there."""
     total = only_reader(graph, found.result)
     if total is not None and total.op == "aten.add.Tensor" and len(total.args) == 2 and not total.kwargs:
         others = [arg.name for arg in total.args if isinstance(arg, Ref) and arg.name != found.result]
         spec = graph.values[found.result].spec
         if len(others) == 1 and graph.values[others[0]].spec == spec and _is_apart(graph, others[0], found):
-            found = _Match(
+            found = BlockMatch(
                 (*found.nodes, total.name), found.x, found.weights, found.biases, found.inner, found.outer,
                 total.outputs[0], others[0],
             )  # fmt: skip
     last = only_reader(graph, found.result)
     if last is not None and activation_of(last) == "relu":
-        return _Match(
+        return BlockMatch(
             (*found.nodes, last.name), found.x, found.weights, found.biases, found.inner, found.outer,
             last.outputs[0], found.residual, relu=True,
         )  # fmt: skip
     return found
 
 
-def _is_apart(graph: Graph, value: str, found: _Match) -> bool:
+def _is_apart(graph: Graph, value: str, found: BlockMatch) -> bool:
     """Whether a value is another one than x, no constant, and does not depend on the block."""
     if value == found.x or graph.values[value].kind == "constant":
         return False

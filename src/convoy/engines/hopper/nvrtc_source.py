@@ -125,14 +125,21 @@ def kernel_source(kernel: str, parameters: Mapping[str, int], instructions: str 
 
     Args:
         kernel: the file's name without its suffix.
-        parameters: values for its header `*_config.cuh`.
+        parameters: values for its headers `*_config.cuh`.
         instructions: the wgmma functions of the build; empty if the kernel has none.
+
+    Raises:
+        InputError: none of its headers has such a parameter.
     """
     text = kernel_text(kernel)
     replaced = {INSTRUCTIONS_HEADER: f"#pragma once\n#include <wgmma.cuh>\n\n{instructions}"} if instructions else {}
+    left = dict(parameters)
     for name, header in closure(text).items():
         if name.endswith(_CONFIG_SUFFIX):
-            replaced[name] = config_header(header, parameters)
+            own = {parameter: left.pop(parameter) for parameter in parameter_defaults(header) if parameter in left}
+            replaced[name] = config_header(header, own)
+    if left:
+        raise InputError("parameters", ", ".join(sorted(left)), "names of parameters in the kernel's headers")
     return CudaSource(f"{kernel}.cu", text, tuple(sorted(closure(text, replaced).items())))
 
 

@@ -18,14 +18,10 @@ from typing import Final
 import numpy as np
 
 from convoy.engines.manifest import BASELINE
+from convoy.graph.ir import LAYERS as LAYER_OPERATORS
 from convoy.perfdb.row import Measurement, Status
 from convoy.perfdb.time_columns import TimeColumns
-from convoy.problem import (
-    EngineConfig,
-    LayerProblem,
-    Problem,
-    SubgraphProblem,
-)
+from convoy.problem import EngineConfig, LayerProblem, Problem, SubgraphProblem
 from convoy.problem.layer_coordinates import (
     LAYERS,
     coordinates_of,
@@ -227,13 +223,17 @@ class TimePredictor:
     def _pass(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
         """Times of copies and subgraphs: one pass over memory for each operator, or a single one if an engine fuses them.
 
-        ATen is assumed to need two passes if the compiler is offered, also for a single operator. A cost model that holds for
+        ATen is assumed to need two passes if the compiler is offered, also for a single operator, and several for a layer, which
+        it computes by a kernel of a library. A cost model that holds for
         subgraphs counts with the margin of engines without neighbours: the engine is chosen only where it is clearly faster.
         Of two engines that fuse, one that threads build comes first: a first answer waits for no other compiler.
         """
-        operators = problem.text.count(" = ") if isinstance(problem, SubgraphProblem) else 1
+        text = problem.text if isinstance(problem, SubgraphProblem) else ""
+        operators = text.count(" = ") or 1
+        layers = sum(text.count(f" = {layer}(") for layer in LAYER_OPERATORS)
         fusing = self._fusing & space.keys()
-        passes = dict.fromkeys(fusing, 1.0) | {BASELINE: max(operators, ATEN_PASSES if fusing else 1.0)}
+        by_aten = operators + (_BASELINE_FACTOR - 1) * layers
+        passes = dict.fromkeys(fusing, 1.0) | {BASELINE: max(by_aten, ATEN_PASSES if fusing else 1.0)}
         once = self.roofline.time_us(problem)
         times = {configs[0]: once * passes.get(engine, max(1, operators)) for engine, configs in space.items()}
         if fusing & self._threaded:

@@ -35,7 +35,6 @@ itself, and VGG-16 at batch 8 took ten minutes on two cores with all samples."""
 MAX_REQUEST_CONFIGS: Final = 24
 """Most candidates in one request: all of them are held in memory until they are timed."""
 
-
 NOT_ASKED: Final = "not asked at effort none: the database has the times of other engines for this problem"
 """Why an engine that asks a library (`Engine.asks_library`) has no row."""
 
@@ -185,8 +184,8 @@ class TuningTask:
         self._prior = Prior.from_predictions(self._predictions(predictor, "", criteria), compiled, HOPELESS_RATIO)
 
     def needs_prior(self) -> bool:
-        """Whether the problem is a layer that engines compile for, without a compiled row and without transfer hints."""
-        layer = isinstance(self.problem, LAYERS)
+        """Whether engines with cost models compile for the problem, without a compiled row and without transfer hints."""
+        layer = isinstance(self.problem, LAYERS) or any(e.estimates_subgraphs for e in self._space.engines.values())
         compiled = any(map(self._is_compiled, self._space.defaults))
         tried = any(self._is_compiled(config) for config in self.rows)
         return layer and compiled and not tried and not self._hints.configs

@@ -13,6 +13,7 @@ from convoy.tune.fitted_roofline import LAUNCH_US
 from convoy.tune.predict import UNMEASURED_FACTOR, TimePredictor, predicted_rows
 from convoy.tune.prior_rows import cost_models
 from convoy.tune.problem_distance import distance
+from tests.unit.engines import squeeze_excitation_cases
 
 ATEN, ONE, TWO = (EngineConfig(name, 1, Knobs()) for name in ("aten", "one", "two"))
 SPACE = {"aten": [ATEN], "one": [ONE], "two": [TWO]}
@@ -157,6 +158,13 @@ def test_pieces_cost_a_pass_an_operator_where_nothing_fuses_them():
     space = {"aten": [ATEN], "inductor": [EngineConfig("inductor", 1, Knobs())]}
     times = {config.engine: time_us for config, time_us in experience(KNOWN).predict(piece, space).items()}
     assert times["aten"] == pytest.approx(3 * times["inductor"])
+
+
+def test_aten_needs_more_than_a_pass_for_the_layers_of_a_piece():
+    gate = squeeze_excitation_cases.block("mobilenet")
+    known, own = experience(KNOWN), EngineConfig("inductor", 1, Knobs())
+    times = known.predict(gate, {"aten": [ATEN], "inductor": [own]})
+    assert times[ATEN] == pytest.approx((6 + 2 * 3) * times[own])
 
 
 def test_a_lone_operator_that_the_compiler_may_do_better_is_not_left_to_aten():

@@ -354,6 +354,17 @@ def test_on_a_gpu_what_wants_no_compiler_comes_first(fakes, database):
     assert [key for key, _, _ in runner.asked[:3]] == [OTHER.key, PROBLEM.key, PROBLEM.key]
 
 
+def test_on_a_gpu_a_fused_piece_that_a_cost_model_favours_is_measured_with_the_likely_layers(fakes, database):
+    own = Fake("own", estimate=lambda k: 1.0, trusted=False)
+    own.estimates_subgraphs = own.fuses_subgraphs = True
+    piece = SubgraphProblem(TEXT, "nhwc", 1 << 10)
+    run([PROBLEM], fakes(Fake("aten")), database, Timed(lambda engine, k: 10.0, GPU), GPU)  # something to predict from
+    runner = Timed(lambda engine, k: 10.0, GPU)
+    run([piece], fakes(Fake("aten"), own), database, runner, GPU)
+    assert runner.waves[0] == [piece.key]
+    assert [config.engine for _, config, _ in runner.asked[:2]] == ["own", "aten"]
+
+
 class Full(Timed):
     """Without room for the engine `big`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, cast
 
@@ -31,7 +32,7 @@ class FunctionState:
     """What a loss function reads from closures, globals, partial arguments and the attributes of its object.
 
     A captured step holds these values as constants, but for tensors' contents. Tensors and objects count as changed when others
-    are in their places; numbers, words, and lists and dictionaries of such, when they are no longer equal.
+    are in their places; numbers, words, small arrays, and lists and dictionaries of such, when they are no longer equal.
 
     Args:
         functions: functions, methods, or objects that can be called.
@@ -88,8 +89,10 @@ class FunctionState:
         elif isinstance(value, functools.partial):
             for index, item in enumerate((value.func, *value.args, *value.keywords.values())):
                 self._walk(item, f"{name}'s argument {index}", depth + 1)
-        elif isinstance(value, (list, dict, set, tuple)):
+        elif isinstance(value, (list, dict, set, tuple, deque)):
             self._walk_collection(value, name, depth)
+        elif type(value).__module__ == "numpy" and hasattr(value, "__setitem__"):
+            self._add_array(value, name)
         else:
             self._walk_object(value, name, depth)
 
@@ -140,6 +143,11 @@ class FunctionState:
         for item in list(value.values()) if is_dict(value) else list(value):
             self._walk(item, name, depth + 1)
 
+    def _add_array(self, array: Any, name: str) -> None:
+        if array.size <= MOST and array.dtype.kind != "O":
+            write = functools.partial(_put_array, array, array.copy())
+            self._reads.append((array.tobytes, write, array.tobytes(), name))
+
     def _add(self, read: Callable[[], object], write: Callable[[object], None], name: str, depth: int) -> None:
         value = read()
         if isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)):
@@ -187,8 +195,12 @@ def _equal_collections(live: Any, kept: Any) -> bool:
 
 
 def _refill(live: Any, kept: Any) -> None:
-    if isinstance(live, list):
-        live[:] = kept
-        return
     live.clear()
-    live.update(kept)
+    if isinstance(live, (list, deque)):
+        live += kept
+    else:
+        live.update(kept)
+
+
+def _put_array(array: Any, kept: Any, _: object) -> None:
+    array[...] = kept

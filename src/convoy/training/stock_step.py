@@ -70,12 +70,21 @@ class StockStep:
         self._originals = {name: named[name] for name in reached}
         self._stand_ins = {id(named[name]): copies[name] for name in reached if name in touched}
 
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The copies that a run reads and changes, by name: parameters, buffers, and tensors that code holds."""
+        return StepTensors(self._module, self._lifted).all()
+
+    def forward(self) -> tuple[torch.Tensor, ...]:
+        """What the module returns with its loss; the last one is the loss, without a scaler's factor."""
+        with torch.enable_grad(), TensorSubstitution(self._stand_ins) if self._stand_ins else nullcontext():
+            return self._module(*self._batch)
+
     def run(self) -> list[torch.Tensor]:
         """The loss, then the gradients of the parameters that have one."""
         learning = StepTensors(self._module, self._lifted).learning
         learned = [learning[name] for name in (self._capture.learned if self._capture else learning)]
-        with torch.enable_grad(), TensorSubstitution(self._stand_ins) if self._stand_ins else nullcontext():
-            made = self._module(*self._batch)
+        made = self.forward()
         graph = self._capture.captured.as_pytorch if self._capture else None
         with guarded(graph, made[0].device.type):
             return [made[-1].detach(), *torch.autograd.grad(made[0], learned)]
@@ -102,7 +111,7 @@ class StockStep:
         return self._unit_with([DTYPES[value.spec.dtype] for value in values])
 
     def _unit_with(self, dtypes: list[torch.dtype]) -> float:
-        held = list(StepTensors(self._module, self._lifted).all().values())
+        held = list(self.tensors.values())
         found = [*dtypes, *(t.dtype for t in held), *([self._module.amp] if self._module.amp else [])]
         return unit_roundoff(found, cuda=held[0].is_cuda)
 
@@ -123,9 +132,8 @@ class StockStep:
         """The same step with other tensors; code that reads a tensor by itself is handed them too (`TensorSubstitution`)."""
         step = StockStep.__new__(StockStep)
         step._module, step._lifted, step._batch, step._capture = module, list(lifted), batch, self._capture
-        copies = StepTensors(module, lifted).all()
         step._originals = self._originals
-        step._stand_ins = {id(tensor): copies[name] for name, tensor in self._originals.items()}
+        step._stand_ins = {id(tensor): step.tensors[name] for name, tensor in self._originals.items()}
         return step
 
     def captured(self) -> Callable[[], object]:
@@ -203,12 +211,6 @@ def _agreeing(stock: StockStep, of_graph: Callable[[], list[torch.Tensor]]) -> l
     return None if end_to_end.why_wrong("", found, rounding, end_to_end.LEAST_ERROR) else exact
 
 
-def _graph_in_double(capture: TrainingCapture, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Loss and gradients by the captured graph in float64."""
-    made = captured_function(to_double(capture.captured))(*inputs)
-    return list(made)[: 1 + len(capture.learned)]
-
-
 class StepCheck(EndToEndCheck):
     """Loss and gradients of stock step and program; the user's model is not touched.
 
@@ -235,7 +237,9 @@ class StepCheck(EndToEndCheck):
         self._stock, self._inputs, self._results = stock, inputs, 1 + len(capture.learned)
         with self.context():
             why = _why_not_exact(capture, flops, cuda=self.cuda)
-            self._exact, theirs, self.note = _reference(stock, why, lambda: _graph_in_double(capture, inputs))
+            self._exact, theirs, self.note = _reference(
+                stock, why, lambda: list(captured_function(to_double(capture.captured))(*inputs))[: self._results]
+            )
             errors = end_to_end.errors_against(theirs, self._exact)
             self.baseline_errors, self.wrong = (errors, "") if self.note else self._looked_into(errors, theirs)
 

@@ -49,6 +49,7 @@ from convoy.training.allreduce.gathered_factors import FACTORS
 from convoy.training.allreduce.sent_gradients import collectives_of
 from convoy.training.allreduce.weight_products import WeightProduct, products_apart
 from convoy.training.batch_form import InputForm
+from convoy.training.repeated_loss import check_repeats
 from convoy.training.start_step import StepStart
 from convoy.training.step import TrainingStep
 from convoy.training.step_arguments import check_scalar_devices
@@ -86,6 +87,8 @@ class TrainingJob:
             self.capture: TrainingCapture = capture_training(
                 model, loss_fn, self.given, amp=self.amp, scaled=scaled, deterministic=settings.deterministic
             )
+        with phase("capture", "repeat the step"):
+            check_repeats(self._stock())
         self.tensors = StepTensors(LossModule(model, loss_fn, self.amp, scaled=scaled), self.capture.lifted)
         with phase("regions"):
             self.net = self._net(name, replayed)

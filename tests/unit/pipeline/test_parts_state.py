@@ -82,7 +82,9 @@ class Inside(nn.Module):
 
 
 class Counts(nn.Module):
-    """A number that it counts is in an array, in an iterator, or in a deque."""
+    """A number that it counts is in an array, in an iterator, in a deque, or the class's."""
+
+    of_class = 0
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -95,6 +97,9 @@ class Counts(nn.Module):
             return self.conv(x) * float(self.array[0])
         if self.where == "iterator":
             return self.conv(x) * next(self.iterator)
+        if self.where == "class":
+            Counts.of_class += 1
+            return self.conv(x) * Counts.of_class
         self.calls.append(self.calls.pop() + 1)
         return self.conv(x) * self.calls[0]
 
@@ -169,6 +174,10 @@ def test_the_state_lasts_over_a_refresh(settings: convoy.Settings) -> None:
     fast.refresh()
     assert_alike(fast, stock)
     assert fast.stale() is None
+
+
+def test_a_model_whose_class_counts_is_not_captured_whole(settings: convoy.Settings) -> None:
+    by_parts(partial(Counts, "class"), settings)
 
 
 @pytest.mark.parametrize("where", ["array", "iterator", "deque"])

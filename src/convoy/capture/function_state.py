@@ -37,13 +37,16 @@ class FunctionState:
     Args:
         functions: functions, methods, or objects that can be called.
         skip: modules that something else watches.
+        objects: further objects that the functions may reach, with their names.
 
     Attributes:
         modules: modules that were found, without those in `skip`.
     """
 
-    def __init__(self, functions: Iterable[Any], skip: Iterable[nn.Module] = ()) -> None:
-        functions = list(functions)
+    def __init__(
+        self, functions: Iterable[Any], skip: Iterable[nn.Module] = (), objects: Iterable[tuple[str, Any]] = ()
+    ) -> None:
+        functions, objects = list(functions), list(objects)
         skipped = {id(module) for module in skip}
         self._names: set[str] = set()
         for _ in range(2):  # the first walk finds the names of all attributes that are read, the second the values
@@ -53,6 +56,8 @@ class FunctionState:
             self._collections: list[tuple[Any, Any, str]] = []
             for function in functions:
                 self._walk(function, getattr(function, "__name__", type(function).__name__), 0)
+            for name, value in objects:
+                self._walk(value, name, 1)
 
     def changed(self) -> str:
         """The name of a value that has changed; empty where none has."""

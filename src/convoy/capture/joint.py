@@ -79,12 +79,23 @@ def trace_joint(module: LossModule, batch: tuple[Any, ...], *, deterministic: bo
 
 
 def python_reads_of(module: LossModule) -> FunctionState:
-    """What the loss, and the forward of modules that are not torch's, read besides their arguments."""
+    """What the loss, and the forward of modules that are not torch's, read besides their arguments.
+
+    Of objects and functions that are attributes of such modules, such as `self.config`, too; modules, tensors, numbers and
+    collections there are watched by `ModuleState`.
+    """
     modules = list(module.modules())
-    kinds = {type(inner) for inner in modules if not type(inner).__module__.startswith(("torch.", "convoy."))}
-    forwards = [getattr(kind, "forward", None) for kind in kinds]
+    own = [inner for inner in modules if not type(inner).__module__.startswith(("torch.", "convoy."))]
+    forwards = [getattr(kind, "forward", None) for kind in {type(inner) for inner in own}]
     loss = () if isinstance(module.loss_fn, nn.Module) else (module.loss_fn,)
-    return FunctionState((*loss, *forwards), modules)
+    held = [item for inner in own for item in vars(inner).items() if _is_object(item[1])]
+    return FunctionState((*loss, *forwards), modules, held)
+
+
+def _is_object(value: object) -> bool:
+    """Whether a value may hold others in attributes, a closure or globals."""
+    kinds: tuple[type[Any], ...] = (torch.Tensor, nn.Module, dict, list, set, tuple, type)
+    return hasattr(value, "__dict__") and not isinstance(value, kinds)
 
 
 def _trace_lifted(module: LossModule, batch: tuple[Any, ...], *, deterministic: bool) -> Joint:

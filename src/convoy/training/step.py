@@ -231,7 +231,8 @@ class TrainingStep:
             return f"{change} after capture: the stock step runs; call convoy.training_step again"
         changed = self._python_reads.changed()
         if changed:
-            return f"{changed!r}, which the loss reads, was changed after capture: the stock step runs; pass it as a tensor"
+            reason = f"{changed!r}, which the model or its loss reads, was changed after capture"
+            return f"{reason}: the stock step runs; pass it as a tensor"
         if self.guard.is_invalid():
             self.guard = self._guard_now()
             self.work.renew()

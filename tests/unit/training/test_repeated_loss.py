@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ import convoy
 from convoy.errors import CaptureError
 from convoy.training.repeated_loss import check_repeats
 from convoy.training.stock_step import StockStep
+from tests.unit.pipeline.untimed import plans_kept
 
 
 class Counting(nn.Module):
@@ -81,6 +82,12 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> convoy.Settings:
     return convoy.Settings(
         effort="none", isolate=False, only_engines=("aten",), db=tmp_path_factory.mktemp("db") / "p.db"
     )
+
+
+@pytest.fixture(autouse=True)
+def kept() -> Iterator[None]:
+    with plans_kept():
+        yield
 
 
 @pytest.mark.parametrize("where", ["iterator", "array", "generator", "class", "deque"])
@@ -148,3 +155,51 @@ def test_a_loss_that_counts_in_what_it_reads_counts_as_with_pytorch(
         wanted.backward()
         optimizer.step()
         torch.testing.assert_close(found, wanted.detach())
+
+
+class Meter:
+    """As in many training scripts: an object that a forward updates."""
+
+    def __init__(self) -> None:
+        self.count, self.scale = 0, 0.5
+
+    def update(self, number: int) -> None:
+        self.count += number
+
+
+class Configured(nn.Module):
+    """It reads a number of an object that it holds; with `meters` it also counts there."""
+
+    def __init__(self, *, meters: bool) -> None:
+        super().__init__()
+        self.conv, self.config, self.meters = nn.Conv2d(3, 5, 3), Meter(), meters
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.meters:
+            self.config.update(len(x))
+        return self.conv(x).mean((2, 3)) * self.config.scale
+
+
+def test_a_number_of_an_object_that_the_model_holds_is_watched(settings: convoy.Settings) -> None:
+    model = Configured(meters=False)
+    step = convoy.training_step(model, F.cross_entropy, sgd(model), batch(), settings=settings)
+    x, target = batch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(x, target)
+    model.config.scale = 3.0
+    wanted = F.cross_entropy(model(x), target)
+    with pytest.warns(
+        UserWarning, match="'config.scale', which the model or its loss reads, was changed after capture"
+    ):
+        torch.testing.assert_close(step(x, target), wanted.detach())
+
+
+def test_an_object_that_the_model_updates_is_updated_once_a_step(settings: convoy.Settings) -> None:
+    model = Configured(meters=True)
+    with pytest.warns(UserWarning, match="changes the attribute 'config' of a module in every call"):
+        step = convoy.training_step(model, F.cross_entropy, sgd(model), batch(), settings=settings)
+    assert model.config.count == 0
+    for _ in range(2):
+        step(*batch())
+    assert model.config.count == 8

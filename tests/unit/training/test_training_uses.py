@@ -562,7 +562,7 @@ def test_numbers_that_a_loss_reads_are_watched(settings: convoy.Settings, monkey
             warnings.simplefilter("error")
             found.train(batch)
         change()
-        with pytest.warns(UserWarning, match=f"convoy: '{name}', which the loss reads, was changed"):
+        with pytest.warns(UserWarning, match=f"convoy: '{name}', which the model or its loss reads, was changed"):
             found.train(batch)
 
 

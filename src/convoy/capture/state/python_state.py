@@ -18,6 +18,7 @@ from convoy.narrowing import is_dict, is_sequence
 
 _PLAIN: Final = (int, float, bool, str, type(None))
 _CONTAINERS: Final = cast("tuple[type[Any], ...]", (list, dict, set, deque))
+_NO_OBJECTS: Final = cast("tuple[type[Any], ...]", (torch.Tensor, nn.Module, type))
 _OWN: Final = frozenset({"_parameters", "_buffers", "_modules"})
 
 
@@ -63,11 +64,19 @@ class PythonState:
                     found[index, name] = value
                 elif isinstance(value, _CONTAINERS):
                     found[index, name] = len(value)
+                elif hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS):
+                    found[index, name] = _numbers_of(value)
         before = found if self._last is None else self._last
         for key, value in found.items():
             if key not in before or before[key] != value:
                 self._refused = f"changes the attribute {key[1]!r} of a module in every call"
         self._last = found
+
+
+def _numbers_of(value: Any) -> dict[str, object]:
+    """Numbers and strings in the attributes of an object that may count, such as a meter."""
+    held = cast("dict[str, object]", vars(value))
+    return {name: one for name, one in held.items() if isinstance(one, _PLAIN)}
 
 
 def is_torchs(module: nn.Module) -> bool:

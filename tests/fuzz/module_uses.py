@@ -63,8 +63,14 @@ Wrap = Callable[[nn.Module, tuple[torch.Tensor, ...]], Callable[..., Any]]
 
 
 def words_of(sketch: Sketch) -> dict[str, Any]:
-    """The defaults, but nothing is measured; and for three in four modules Inductor, which takes seconds a kernel, stays out."""
-    if EVERY_ENGINE or sketch.seed % 4 == 0:
+    """The defaults, but nothing is measured; and for three in four modules Inductor, which takes seconds a kernel, stays out.
+
+    It stays out of average pooling with `ceil_mode` too: its gradient divides by places outside of the padded image (torch 2.13,
+    float32: `aten.avg_pool2d_backward` of 5 x 10 by 2 x 2 windows is wrong by 1.0). The check of results finds that, and the
+    plan is another one; here each such find counts as a fault.
+    """
+    wrong_in_inductor = "avg_pool2d" in sketch.source and "ceil_mode=True" in sketch.source
+    if (EVERY_ENGINE or sketch.seed % 4 == 0) and not wrong_in_inductor:
         return {"effort": "none"}
     return {"effort": "none", "deny_engines": ("inductor",)}
 

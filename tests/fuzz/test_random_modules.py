@@ -42,6 +42,7 @@ def test_random_modules(use, chunk):
         own += not fell_back
         if found:
             small = shrunk(use, sketch)
-            faults.append(f"# module {index}, {use}: {fault(use, small)[0]}\n{reproducer(use, small)}")
+            again = fault(use, small)[0] or f"{found}, and no fault when it was repeated"
+            faults.append(f"# module {index}, {use}: {again}\n{reproducer(use, small)}")
     assert not faults, f"{len(faults)} of {tried}; the first:\n{faults[0]}"
     assert own >= LEAST_OWN * tried

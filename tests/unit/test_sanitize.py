@@ -32,6 +32,7 @@ HALF_OR_FULL = {
             "cuda.dgrad",
             "cuda.first_layer",
             "cuda.fresh",
+            "cuda.gated_1x1",
             "cuda.wgrad",
             "pruned.sparse24",
             "pruned.blocks",

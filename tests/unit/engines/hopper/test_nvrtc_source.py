@@ -35,10 +35,18 @@ def test_a_kernel_compiles_alone_with_its_defaults(kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_every_header_is_guarded_and_one_holds_the_parameters(kernel):
+def test_every_header_is_guarded_and_each_parameter_is_in_one(kernel):
     found = closure(kernel_text(kernel))
     assert all("#pragma once" in text for text in found.values())
-    assert sum(name.endswith("_config.cuh") for name in found) == 1
+    parameters = [
+        name for header in found if header.endswith("_config.cuh") for name in parameter_defaults(found[header])
+    ]
+    assert len(parameters) == len(set(parameters)) > 0
+
+
+def test_a_value_for_no_parameter_is_refused():
+    with pytest.raises(InputError, match="TILE_X"):
+        kernel_source("gated_1x1", {"BLOCK_M": 32, "THREADS": 256, "TILE_X": 1})
 
 
 def test_parameters_take_the_place_of_defaults():

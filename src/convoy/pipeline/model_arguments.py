@@ -54,9 +54,9 @@ def checked_name(name: Any, model: nn.Module) -> str:
 
 
 def warn_of_training_parts(model: Any) -> None:
-    """Warn where PyTorch would compute something else: a model in evaluation mode with a dropout or batch norm in training mode.
+    """Warn of a dropout or batch norm in training mode inside a model in evaluation mode: PyTorch computes something else.
 
-    Of a model that is in training mode itself, evaluation is what a user of inference means.
+    A model that is in training mode as a whole gets no warning: `optimize` is documented to compute evaluation.
     """
     if not isinstance(model, nn.Module) or getattr(model, "training", True):
         return

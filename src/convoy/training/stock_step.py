@@ -76,7 +76,7 @@ class StockStep:
         return StepTensors(self._module, self._lifted).all()
 
     def forward(self) -> tuple[torch.Tensor, ...]:
-        """What the module returns with its loss; the last one is the loss, without a scaler's factor."""
+        """The module's outputs with its loss; the last one is the loss, without a scaler's factor."""
         with torch.enable_grad(), TensorSubstitution(self._stand_ins) if self._stand_ins else nullcontext():
             return self._module(*self._batch)
 

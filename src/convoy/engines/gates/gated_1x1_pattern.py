@@ -67,7 +67,12 @@ def gated_1x1s(graph: Graph) -> Iterator[Sequence[str]]:
 
 
 def _match(graph: Graph, pool: Node, *, tail: bool = True) -> tuple[BlockMatch, str, str, BlockMatch] | None:
-    """The block whose mean a node takes, weight and bias of the convolution behind it, and both with what follows; or None."""
+    """The block that begins with a mean, and the 1x1 convolution that reads its product; None if there is none.
+
+    Returns:
+        The block; names of the convolution's weight and bias; and block and convolution together, with `tail` also the sum and
+        the ReLU behind them.
+    """
     gated = match_block(graph, pool, tail=False)
     layer = layer_1x1(graph, gated.result) if gated is not None else None
     if gated is None or layer is None:

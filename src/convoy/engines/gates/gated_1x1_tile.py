@@ -1,4 +1,4 @@
-"""Tile configurations of `gated_1x1.cu`: which exist, what they need, and how long they may take."""
+"""Tile configurations of `gated_1x1.cu`, their shared memory, and a cost model."""
 
 from __future__ import annotations
 

@@ -247,9 +247,9 @@ def _timed(
 
 
 def _leftovers(isolated: IsolatedCopy, parts: list[str]) -> CallLeftovers:
-    """What calls leave in a model's modules: in parts the values of the first call, which a program takes for constants.
+    """The attributes that calls change. Inside a part, a program holds the first call's values as constants.
 
-    Elsewhere PyTorch runs, whatever the values are.
+    Outside of parts PyTorch runs, so any value is right there.
     """
     first, changed = left_by_calls(isolated)
     outside = (name for name in changed if not any(name.startswith(f"{path}.") for path in parts))

@@ -15,7 +15,7 @@ _MISSING: Final = object()
 
 
 class WatchedModule:
-    """A stock module, and what it was when it was copied: its modules, attributes, flags, hooks, and where its tensors lie.
+    """A stock module with a snapshot of its modules, attributes, flags, hooks and tensors' addresses, taken when it was copied.
 
     Values that are written in place do not count here: the copy has the same tensors, and each part looks at its own.
 
@@ -40,9 +40,9 @@ class WatchedModule:
 
     @contextmanager
     def lent_to(self, copy: nn.Module) -> Generator[None]:
-        """For one call of the copy that runs: what calls keep is the stock module's before, and what it leaves, afterwards.
+        """Lend the stock module's attributes to the copy for one call, and take them back afterwards.
 
-        So a hidden state that the user resets on the stock module is reset, and a counter that the user reads there counts.
+        A user may then reset a hidden state on the stock module, or read a counter there.
         """
         pairs = [(self.model.get_submodule(owner), copy.get_submodule(owner), name) for owner, name in self._lent]
         for stock, running, name in pairs:
@@ -80,7 +80,7 @@ class _LendingState(ModuleState):
         super().__init__(module, values=False)
 
     def accept_lent(self) -> None:
-        """Take the present values for those of the snapshot, so that `change` need not search for what was written."""
+        """Put the present values of lent attributes into the snapshot: `change` then finds no difference in them."""
         for table, name in self._tables:
             kept = self._kept_of.get(id(table))
             if kept is not None:

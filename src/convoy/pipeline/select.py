@@ -152,7 +152,8 @@ def _quickly_started(chosen: Selection, problem: SelectionProblem, settings: Set
 def _tie_note(first: Selection, chosen: Selection) -> str:
     kept = {candidate.config.engine for candidate in chosen.chosen}
     gone = sorted({candidate.config.engine for candidate in first.chosen} - kept)
-    saved = f"{chosen.total_us - first.total_us:.2g} us of {chosen.total_us:.4g}"
+    unit, unit_us = ("ms", 1e3) if chosen.total_us >= 1e3 else ("us", 1.0)
+    saved = f"{(chosen.total_us - first.total_us) / unit_us:.2f} {unit} of {chosen.total_us / unit_us:.2f}"
     return f"{', '.join(gone)} would save {saved} and must be compiled at every start: the plan does without"
 
 

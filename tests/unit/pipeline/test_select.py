@@ -128,13 +128,13 @@ return %y
 """
 
 
-def gated_net(times: dict[str, float]) -> tuple[Net, SearchResult]:
-    """Two operators that PyTorch takes 5 us each for, and engines their planted time for both."""
+def gated_net(times: dict[str, float], each_us: float = 5.0) -> tuple[Net, SearchResult]:
+    """Two operators that PyTorch takes so long for each, and engines their planted time for both."""
     graph = parse_graph(GATED)
     regions = propose(graph, layouts=("nchw",), numerics="as_torch")
     rows: dict[str, list[Measurement]] = {}
     for region in regions:
-        planted = {"aten": 5.0} if len(region.nodes) == 1 else times
+        planted = {"aten": each_us} if len(region.nodes) == 1 else times
         for problem in region.problems:
             rows[problem.key] = [
                 Measurement(problem.key, EngineConfig(engine), "t", "p", Status.OK, samples=9, median_us=us)
@@ -160,6 +160,11 @@ def test_of_two_that_are_equally_fast_the_one_that_no_compiler_loads_is_chosen(
     assert [candidate.config.engine for candidate in choice.selection.chosen] == [winner]
     told = [note for note in choice.notes if note.startswith("inductor would save 0.07 us of 4.07")]
     assert len(told) == (winner == "cuda.fusion")
+
+
+def test_what_leaving_a_compiler_out_costs_is_said_in_milliseconds_where_the_net_takes_some() -> None:
+    choice = select(*gated_net({"inductor": 40000.0, "cuda.fusion": 40110.0}, 50000.0), Settings())
+    assert [note for note in choice.notes if note.startswith("inductor would save 0.11 ms of 40.11 and must")]
 
 
 def test_a_first_answer_compares_its_choice_with_others_only_when_it_is_asked() -> None:

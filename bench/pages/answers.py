@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from bench.layers.gpu_layer_tables import fastest
-from bench.shared.fair import before_replays, newest_cases, newest_commit
+from bench.shared.fair import Setting, before_replays, newest_cases, newest_commit
 from bench.shared.rows import Row, gain_of, geometric_mean, preferred_first, rows_of, settings
 from bench.shared.timed_code import is_stale
 
@@ -80,9 +80,10 @@ def _fair_headline(rows: Sequence[Row], older: Sequence[Row]) -> str:
     in_order = sorted({(dtype, int(batch)) for _, dtype, batch in cases})
     kinds = ", ".join(f"{dtype} at batch {batch}" for dtype, batch in in_order)
     nets = len({case[0] for case in cases})
+    peers = _peers(rows, cases, {row["commit"] for row in own})
     figure = (
-        f"**{geometric_mean(gains):.2f}x** as fast as the fastest other provider, on an {own[0]['device']}: the geometric mean "
-        f"over {nets} nets ({kinds}; {len(gains)} cases, from {min(gains):.2f}x to {max(gains):.2f}x), "
+        f"**{geometric_mean(gains):.2f}x** as fast as the fastest of {peers}, on an {own[0]['device']}: the geometric "
+        f"mean over {nets} nets ({kinds}; {len(gains)} cases, from {min(gains):.2f}x to {max(gains):.2f}x), "
         "device time with device time"
     )
     if nets < FEW_NETS and older:
@@ -92,6 +93,14 @@ def _fair_headline(rows: Sequence[Row], older: Sequence[Row]) -> str:
     if is_stale(own[0]):
         figure = "Not measured since the last change of the code that runs a net; the [results](docs/results/index.md) are older"
     return f"{figure}.[^headline]\n\n[^headline]: Commit {_commits(own)}; {own[0]['versions']}."
+
+
+def _peers(rows: Sequence[Row], cases: Collection[Setting], commits: Collection[str]) -> str:
+    """The providers that were timed beside Convoy in cases of commits."""
+    of_cases = (
+        row for row in rows if (row["subject"], row["dtype"], row["batch"]) in cases and row["commit"] in commits
+    )
+    return ", ".join(sorted({row["provider"] for row in of_cases} - {"convoy"}))
 
 
 def _older_headline(rows: Sequence[Row]) -> str:

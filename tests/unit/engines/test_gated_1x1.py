@@ -132,8 +132,28 @@ def test_it_compiles_without_spills(name, arch):
     problem, target = piece(name), replace(TARGET, arch=arch)
     assert ENGINE.supports(problem, target)
     executable = ENGINE.build(problem, ENGINE.space(problem, target)[0], target)
-    assert "0 bytes spill stores" in executable.log
+    assert spilled(executable) == [0, 0]
     assert executable.dependent == (arch == "sm_90")
+
+
+def spilled(executable):
+    """Bytes that each of the two kernels spills."""
+    return [int(found) for found in re.findall(r"(\d+) bytes spill stores", executable.log)]
+
+
+@pytest.mark.parametrize("sizes", [(1, 32, 8, 112, 16), (32, 144, 6, 56, 24), (32, 120, 32, 28, 40)])
+def test_every_setting_of_a_net_compiles_without_spills(sizes, monkeypatch):
+    bindings = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        bindings.nvrtcVersion()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    n, channels, hidden, side, filters = sizes
+    case = ((n, channels, hidden, side, side, "fp16", "silu", "sigmoid", (True, True)), filters, True, "add")
+    monkeypatch.setitem(CASES, "sized", case)
+    problem = piece("sized")
+    for knobs in ENGINE.space(problem, TARGET):
+        assert spilled(ENGINE.build(problem, knobs, TARGET)) == [0, 0]
 
 
 def test_settings_are_few_and_ranked(monkeypatch):

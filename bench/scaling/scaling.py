@@ -5,8 +5,8 @@ One call measures a machine, the most important rows first, and ends in time:
     python bench/scaling/scaling.py --gpus 1,2,4 --nets alexnet,resnet50,googlenet --batches 128,32 --folder DIR --seconds 520
 
 A second call with `--known DIR/scale.json` goes on where the first one ended. `--plans DIR` keeps Convoy's plans: a plan of one
-number of GPUs serves the others, in later calls too. With `--beside`, jobs of one provider that do not need all GPUs run beside
-each other. Run files of `convoy scale` become CSV as well:
+number of GPUs serves the others, in later calls too. With `--beside`, jobs that do not need all GPUs run beside each other.
+Run files of `convoy scale` become CSV as well:
 
     python bench/scaling/scaling.py scale-alexnet.json scale-resnet50.json
 
@@ -19,9 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,13 +28,13 @@ import torch
 from convoy.compare import Run, read, write
 from convoy.compare.runs.manifest import make_manifest
 from convoy.compare.runs.rows import Row
-from convoy.compare.scaling import scaling_launch
 from convoy.compare.scaling.scaling_jobs import PROVIDER_NAMES, ScaleRequest, ScalingJob, parts_of
 from convoy.compare.scaling.scaling_lines import failures, link_table, notes, settings, table
 from convoy.compare.scaling.scaling_rows import count_of, with_efficiency
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
+from bench.scaling.job_queue import Clock, run_jobs
 from bench.shared.command_line import counts, run_main
 from bench.shared.record import Recorder, origin
 
@@ -45,12 +43,6 @@ PROVIDERS = (
     "torch.ddp+bf16",
 )  # fmt: skip
 """The most important first."""
-
-LEAST_S = 25.0
-"""A job is not begun when less time is left: torchrun, NCCL and the rounds alone take as long."""
-
-Stage = list[ScalingJob]
-"""Jobs that may run beside each other: of one provider, number of GPUs and batch."""
 
 
 def recorded(run: Run, folder: Path | None = None) -> Recorder:
@@ -79,7 +71,7 @@ def recorded(run: Run, folder: Path | None = None) -> Recorder:
     return recorder
 
 
-def stages(options: argparse.Namespace) -> Iterator[Stage]:
+def jobs(options: argparse.Namespace) -> Iterator[ScalingJob]:
     """All jobs: of each batch first the fewest GPUs, which every efficiency refers to, then the most, then what lies between.
 
     One process sends nothing: providers that send otherwise than in fp32 have no job of one, and none but for the nets that they
@@ -91,8 +83,8 @@ def stages(options: argparse.Namespace) -> Iterator[Stage]:
             for provider in options.providers:
                 otherwise = parts_of(provider)[1] is not None
                 nets = [net for net in options.nets if not otherwise or net in options.compressed]
-                if nets and not (otherwise and count == 1):
-                    yield [ScalingJob(request_of(options, net, batch), provider, count, "weak") for net in nets]
+                for net in nets if not (otherwise and count == 1) else ():
+                    yield ScalingJob(request_of(options, net, batch), provider, count, "weak")
 
 
 def request_of(options: argparse.Namespace, net: str, batch: int) -> ScaleRequest:
@@ -104,53 +96,14 @@ def request_of(options: argparse.Namespace, net: str, batch: int) -> ScaleReques
     )  # fmt: skip
 
 
-class Clock:
-    """The time of the whole call: seconds left of `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    @property
-    def left_s(self) -> float:
-        """Seconds left."""
-        return self._end - time.monotonic()
-
-
-def run_stage(stage: Stage, devices: Sequence[str], clock: Clock, take: Callable[[Row], None], *, beside: bool) -> None:
-    """Run jobs, each on GPUs that no other one uses; those that the time does not suffice for are not begun, or dropped.
-
-    Args:
-        stage: jobs, the most important first.
-        devices: GPUs, as `CUDA_VISIBLE_DEVICES` names them.
-        clock: of the whole call.
-        take: is given each row.
-        beside: whether jobs run beside each other.
-    """
-    free, waiting = list(devices), list(stage)
-    running: dict[Future[Row | None], tuple[list[str], bool]] = {}
-    with ThreadPoolExecutor(max(1, len(devices))) as pool:
-        while waiting or running:
-            while waiting and waiting[0].processes <= len(free) and clock.left_s > LEAST_S and (beside or not running):
-                job, own = waiting.pop(0), [free.pop(0) for _ in range(stage[0].processes)]
-                cut = clock.left_s < job.request.timeout_s
-                limited = replace(job, request=replace(job.request, timeout_s=min(job.request.timeout_s, clock.left_s)))
-                visible = own if job.request.device == "cuda" else ()
-                running[pool.submit(scaling_launch.run, limited, devices=visible)] = own, cut
-            if not running:
-                return
-            for done in wait(running, return_when=FIRST_COMPLETED).done:
-                own, cut = running.pop(done)
-                free += own
-                row = done.result()
-                if row is not None and not (cut and row.status == "timeout"):
-                    take(row)
-
-
 def measure(options: argparse.Namespace) -> Run:
     """Run all stages; the run file and the CSV are written after each row."""
     clock = Clock(options.seconds)
-    beside = ", jobs of one provider beside each other on other GPUs" if options.beside else ""
-    protocol = f"torchrun, 7 rounds in turn of at least {options.round_s:g} s, the slowest process counts{beside}"
+    beside = ", jobs beside each other on other GPUs" if options.beside else ""
+    protocol = (
+        f"torchrun, 7 rounds in turn of at least {options.round_s:g} s, the slowest process counts{beside}; the next job's "
+        "processes import modules meanwhile"
+    )
     asked = {"command": "bench/scaling", "dtype": options.dtype, "size": options.size, "seconds": options.round_s}
     run = Run("scaling", make_manifest(device=options.device, protocol=protocol, request=asked))
     if options.known is not None:
@@ -175,9 +128,8 @@ def measure(options: argparse.Namespace) -> Run:
             flush=True,
         )
 
-    for stage in stages(options):
-        todo = [job for job in stage if run.row(job.row().key) is None]
-        run_stage(todo, devices, clock, take, beside=options.beside)
+    todo = [job for job in jobs(options) if run.row(job.row().key) is None]
+    run_jobs(todo, devices, clock, take, beside=options.beside)
     return run
 
 
@@ -229,7 +181,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--db", type=Path, help="Convoy's performance database")
     made.add_argument("--plans", type=Path, help="folder of Convoy's plans; by default FOLDER/plans")
     made.add_argument("--known", type=Path, help="run file of an earlier call, whose rows are not measured again")
-    made.add_argument("--beside", action="store_true", help="jobs of one provider run beside each other")
+    made.add_argument("--beside", action="store_true", help="jobs that do not need all GPUs run beside each other")
     made.add_argument("--seconds", type=float, default=540.0, help="of the whole call")
     made.add_argument("--timeout-s", type=float, default=300.0, help="of one job")
     made.add_argument("--round-s", type=float, default=0.2)

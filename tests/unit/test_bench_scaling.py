@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from bench.scaling import scaling
+from bench.scaling.job_queue import LEAST_S, Clock, run_jobs
 from bench.scaling.network_model import (
     Measured,
     efficiency,
@@ -22,6 +23,7 @@ from bench.scaling.scaling_tables import scaling_table
 
 from convoy.compare import Run
 from convoy.compare.runs.rows import Row
+from convoy.compare.scaling import scaling_launch
 from convoy.compare.scaling.scaling_jobs import ScalingJob
 from convoy.compare.scaling.scaling_rows import result_row, with_efficiency
 
@@ -31,14 +33,15 @@ def options(*words: str):
 
 
 def test_every_efficiency_has_its_base_first_and_one_process_sends_nothing() -> None:
-    found = list(scaling.stages(options("--gpus", "1,2,4", "--batches", "128,32")))
-    order = [(stage[0].request.batch, stage[0].processes, stage[0].provider) for stage in found]
-    assert order[:3] == [(128, 1, "convoy"), (128, 1, "torch.ddp"), (128, 1, "torch.ddp.compiled")]
-    assert [count for batch, count, _ in order if batch == 128] == [1] * 3 + [4] * 7 + [2] * 7
-    assert [batch for batch, _, _ in order] == [128] * 17 + [32] * 17
-    nets = {stage[0].provider: [job.request.model for job in stage] for stage in found}
-    assert nets["convoy"] == ["alexnet", "resnet50", "googlenet"]
-    assert nets["convoy+bf16"] == ["alexnet"]
+    found = list(scaling.jobs(options("--gpus", "1,2,4", "--batches", "128,32")))
+    order = [(job.request.batch, job.processes, job.provider, job.request.model) for job in found]
+    nets = ["alexnet", "resnet50", "googlenet"]
+    assert order[:4] == [(128, 1, "convoy", net) for net in nets] + [(128, 1, "torch.ddp", "alexnet")]
+    counts = [count for batch, count, *_ in order if batch == 128]
+    assert counts == [1] * 9 + [4] * 13 + [2] * 13
+    assert [batch for batch, *_ in order] == [128] * 35 + [32] * 35
+    assert {net for _, _, provider, net in order if provider == "convoy+bf16"} == {"alexnet"}
+    assert {count for _, count, provider, _ in order if provider == "convoy+bf16"} == {2, 4}
 
 
 def jobs(count: int, processes: int, timeout_s: float = 300.0) -> list[ScalingJob]:
@@ -49,43 +52,81 @@ def jobs(count: int, processes: int, timeout_s: float = 300.0) -> list[ScalingJo
     ]
 
 
-@pytest.mark.parametrize(("beside", "most"), [(True, 2), (False, 1)])
-def test_jobs_beside_each_other_have_gpus_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, beside: bool, most: int
-) -> None:
-    lock, used, seen, together = threading.Lock(), set[str](), [], [0]
+@pytest.mark.parametrize("beside", [True, False])
+def test_jobs_beside_each_other_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+    lock, used, seen, together = threading.Lock(), list[str](), list[Row](), [0]
 
-    def run(job: ScalingJob, devices: list[str]) -> Row:
-        with lock:
-            assert not used & set(devices)
-            used.update(devices)
-            together[0] = max(together[0], len(used) // 2)
-        time.sleep(0.05)
-        with lock:
-            used.difference_update(devices)
+    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn) -> Row:
+        with turn() as limit_s:
+            with lock:
+                assert limit_s == job.request.timeout_s
+                assert not set(used) & set(devices)
+                used.extend(devices)
+                together[0] = max(together[0], len(used))
+            time.sleep(0.05)
+            with lock:
+                for device in devices:
+                    used.remove(device)
         return job.row(status="crashed", reason="x")
 
-    monkeypatch.setattr(scaling.scaling_launch, "run", run)
-    scaling.run_stage(jobs(5, 2), ["4", "5", "6", "7"], scaling.Clock(100), seen.append, beside=beside)
-    assert sorted(row.subject for row in seen) == [f"net{number}" for number in range(5)]
-    assert together == [most]
+    monkeypatch.setattr(scaling_launch, "run", run)
+    queued = [*jobs(3, 2), *jobs(2, 1), *jobs(1, 4), *jobs(2, 2)]
+    run_jobs(queued, ["4", "5", "6", "7"], Clock(1000), seen.append, beside=beside)
+    assert sorted(row.subject for row in seen) == sorted(job.request.model for job in queued)
+    assert together == [4]
+
+
+def test_the_next_jobs_processes_start_before_its_turn_and_jobs_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    second_is_there = threading.Event()
+
+    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn) -> Row:
+        name = job.request.model
+        events.append(f"{name} starts")
+        if name == "net1":
+            second_is_there.set()
+        with turn():
+            assert name != "net0" or second_is_there.wait(20)
+            events.append(f"{name} runs")
+        return job.row(status="crashed", reason="x")
+
+    monkeypatch.setattr(scaling_launch, "run", run)
+    run_jobs(jobs(3, 2), ["0", "1"], Clock(1000), lambda row: None, beside=True)
+    assert [event for event in events if event.endswith("runs")] == ["net0 runs", "net1 runs", "net2 runs"]
+    assert events.index("net1 starts") < events.index("net0 runs")
+
+
+def test_a_job_that_fails_before_its_turn_gives_its_place_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn) -> Row:
+        if job.request.model != "net0":
+            with turn():
+                pass
+        return job.row(status="launch_error", reason="port 1 is in use")
+
+    monkeypatch.setattr(scaling_launch, "run", run)
+    seen: list[Row] = []
+    run_jobs(jobs(2, 2), ["0", "1"], Clock(1000), seen.append, beside=True)
+    assert len(seen) == 2
 
 
 def test_what_the_calls_end_cuts_off_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
 
-    def run(job: ScalingJob, devices: list[str]) -> Row:
-        limits.append(job.request.timeout_s)
-        return job.row(status="timeout", reason="no end")
+    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn) -> Row | None:
+        with turn() as limit_s:
+            limits.append(limit_s)
+            return job.row(status="timeout", reason="no end") if limit_s else None
 
-    monkeypatch.setattr(scaling.scaling_launch, "run", run)
+    monkeypatch.setattr(scaling_launch, "run", run)
     seen: list[Row] = []
-    scaling.run_stage(jobs(1, 1), ["0"], scaling.Clock(60), seen.append, beside=False)
+    run_jobs(jobs(1, 1), ["0"], Clock(60), seen.append, beside=False)
     assert (seen, limits[0] < 60) == ([], True)
-    scaling.run_stage(jobs(1, 1, timeout_s=30), ["0"], scaling.Clock(60), seen.append, beside=False)
+    run_jobs(jobs(1, 1, timeout_s=30), ["0"], Clock(60), seen.append, beside=False)
     assert [row.status for row in seen] == ["timeout"]  # the job's own limit
-    scaling.run_stage(jobs(1, 1), ["0"], scaling.Clock(scaling.LEAST_S - 1), seen.append, beside=False)
-    assert len(limits) == 2  # not begun
+    run_jobs(jobs(1, 1), ["0"], Clock(LEAST_S - 1), seen.append, beside=False)
+    assert (limits[-1], len(seen)) == (0, 1)  # not begun
 
 
 def rows(tmp_path: Path):

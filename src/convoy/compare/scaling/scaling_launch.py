@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -24,6 +25,12 @@ WORKER: Final = "convoy.compare.scaling.scaling_worker"
 
 LAUNCHER: Final = "CONVOY_LAUNCHER"
 """Environment variable with the process that started torchrun: when that process is gone, the worker ends."""
+
+TURN: Final = "turn"
+"""Name of the file in a job's folder that tells the processes to begin: until then they only import modules."""
+
+Turn = Callable[[], AbstractContextManager[float]]
+"""Entered when a job's processes are there, and left at their end; gives the seconds that the job may take, 0 for none at all."""
 
 GRACE_S: Final = 10.0
 """How long torchrun may take to end its workers; a worker whose torchrun is gone ends by itself."""
@@ -62,7 +69,10 @@ def command(job: ScalingJob, folder: Path) -> list[str]:
 
 
 def run(
-    job: ScalingJob, make: Callable[[ScalingJob, Path], Sequence[str]] = command, devices: Sequence[str] = ()
+    job: ScalingJob,
+    make: Callable[[ScalingJob, Path], Sequence[str]] = command,
+    devices: Sequence[str] = (),
+    turn: Turn | None = None,
 ) -> Row | None:
     """Run a job to its end.
 
@@ -70,9 +80,10 @@ def run(
         job: to run.
         make: gives the argument list.
         devices: GPUs that it may use, as `CUDA_VISIBLE_DEVICES` names them; none: those that this process may use.
+        turn: waits until no other job uses them; by default the job begins at once and may take its request's `timeout_s`.
 
     Returns:
-        Its row; None on a host that is not the first, where the result is not.
+        Its row; None on a host that is not the first, where the result is not, and where `turn` gave no time.
     """
     taken = _port_in_use(job)
     if taken:
@@ -89,14 +100,30 @@ def run(
             start_new_session=True,
         )
         try:
-            code = process.wait(timeout=job.request.timeout_s)
-        except subprocess.TimeoutExpired:
-            alone = "; no process began: does the same command run on the other hosts?" if job.request.nodes > 1 else ""
-            where = _stages(folder) or alone
-            return job.row(status="timeout", reason=f"no end after {job.request.timeout_s:g} s{where}")
+            with turn() if turn is not None else _at_once(job) as limit_s:
+                if limit_s <= 0:
+                    return None
+                (folder / TURN).touch()
+                try:
+                    code = process.wait(timeout=limit_s)
+                except subprocess.TimeoutExpired:
+                    return job.row(
+                        status="timeout", reason=f"no end after {limit_s:g} s{_stages(folder) or _alone(job)}"
+                    )
+                finally:
+                    _end(process)
         finally:
             _end(process)
         return _conclude(job, folder, code, said)
+
+
+@contextlib.contextmanager
+def _at_once(job: ScalingJob) -> Generator[float]:
+    yield job.request.timeout_s
+
+
+def _alone(job: ScalingJob) -> str:
+    return "; no process began: does the same command run on the other hosts?" if job.request.nodes > 1 else ""
 
 
 def _port_in_use(job: ScalingJob) -> str:

@@ -1,27 +1,37 @@
 """The process that torchrun starts for each GPU: it sets up the process group and measures; rank 0 writes the result.
 
-Each outcome has a file: `result.json` by rank 0, `error-RANK.json` by a process that fails, `stage-RANK.txt` always.
+Each outcome has a file: `result.json` by rank 0, `error-RANK.json` by a process that fails, `stage-RANK.txt` always. Until the
+launcher writes the file `turn`, the process only imports modules: the GPUs may still be another job's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import importlib
 import json
 import os
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from convoy.compare.scaling.scaling_launch import LAUNCHER
+from convoy.compare.scaling.scaling_jobs import parts_of
+from convoy.compare.scaling.scaling_launch import LAUNCHER, TURN
 from convoy.compare.scaling.scaling_measure import measure
 from convoy.errors import ConvoyError
 from convoy.typed_torch import barrier
+
+IMPORTED: Final = {
+    "torch.ddp": (),
+    "torch.ddp.compiled": ("torch._dynamo", "torch._inductor.compile_fx"),
+    "convoy": ("convoy.training", "convoy.pipeline"),
+}
+"""By provider, modules that a job needs besides this one's: a process imports them before its turn."""
 
 
 def main() -> NoReturn:
@@ -36,6 +46,9 @@ def main() -> NoReturn:
 
     try:
         stage("start")
+        for module in IMPORTED[parts_of(job["provider"])[0]]:
+            importlib.import_module(module)
+        _await_turn(folder)
         device = _join(job)
         result = measure(job, device, stage)
         stage("done")
@@ -50,6 +63,11 @@ def main() -> NoReturn:
     # Taking a process apart may still fail: a captured step holds NCCL's communicator, whose own end would wait for that step for
     # ever, and a DistributedDataParallel that is left to Python's end may abort there.
     os._exit(0)
+
+
+def _await_turn(folder: Path) -> None:
+    while not (folder / TURN).exists():
+        time.sleep(0.05)
 
 
 def _join(job: dict[str, Any]) -> torch.device:

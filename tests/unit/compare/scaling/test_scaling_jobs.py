@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -338,6 +340,31 @@ def test_an_interruption_ends_what_was_started(tmp_path: Path) -> None:
         os.kill(int(told.read_text()), 0)
 
 
+def test_a_job_begins_at_its_turn_and_not_at_all_without_time() -> None:
+    """Its processes are there before."""
+    seen: list[bool] = []
+    text = "(folder / 'here').touch()\nwhile not (folder / 'turn').exists(): time.sleep(0.01)\n" + write_result(
+        result(0.01)
+    )
+    folders: list[Path] = []
+
+    def make(job: ScalingJob, folder: Path) -> list[str]:
+        folders.append(folder)
+        return script(text)(job, folder)
+
+    @contextmanager
+    def turn(limit_s: float) -> Iterator[float]:
+        while not (folders[-1] / "here").exists():
+            time.sleep(0.01)
+        seen.append((folders[-1] / "turn").exists())
+        yield limit_s
+
+    row = run(JOB, make, turn=lambda: turn(20.0))
+    assert (row is not None and row.ok, seen) == (True, [False])
+    assert run(JOB, make, turn=lambda: turn(0.0)) is None
+    assert run(JOB, script("time.sleep(60)"), turn=lambda: nullcontext(0.3)).status == "timeout"
+
+
 @pytest.mark.parametrize("reaped", [True, False])
 def test_a_worker_ends_when_who_started_its_torchrun_was_killed(reaped: bool) -> None:
     """It would keep its GPU busy until its work is done, and nobody would read the result."""
@@ -481,6 +508,7 @@ def test_a_process_ends_without_taking_itself_apart(monkeypatch, tmp_path: Path,
         raise SystemExit(code)
 
     (tmp_path / "job.json").write_text(json.dumps(JOB.to_dict()))
+    (tmp_path / scaling_launch.TURN).touch()
     for name, value in {"RANK": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path)])

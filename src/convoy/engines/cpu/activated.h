@@ -7,6 +7,7 @@
 typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t mask __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 64") /* before a loop over registers, whose number the compiler knows */
 
 enum { NO_ACTIVATION, RELU, RELU6, SILU, HARDSWISH, HARDSIGMOID, SIGMOID, GELU };
 
@@ -127,6 +128,14 @@ static __attribute__((noinline)) void smooth_rows(float *y, int64_t step, int64_
 
 INLINE int64_t is_smooth(int64_t activation) { return activation > RELU6; }
 
+/* `activated` of several values: one branch for all of them. */
+INLINE void activate(vec *values, const int count, int64_t activation) {
+    if (activation == RELU || activation == RELU6)
+        UNROLLED for (int i = 0; i < count; i++) values[i] = activated(values[i], RELU);
+    if (activation == RELU6)
+        UNROLLED for (int i = 0; i < count; i++) values[i] = at_most(values[i], 6.0f);
+}
+
 typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 typedef uint32_t words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
@@ -179,6 +188,14 @@ INLINE vec activated_for_storage(vec x, int64_t activation) {
     return is_smooth(activation) ? smooth_apart(x, activation) : activated(x, activation);
 }
 INLINE void smooth_stored_rows(stored *y, int64_t step, int64_t rows, int64_t channels, int64_t activation) {}
+
+/* `activated_for_storage` of several values. */
+INLINE void activate_for_storage(vec *values, const int count, int64_t activation) {
+    if (is_smooth(activation))
+        UNROLLED for (int i = 0; i < count; i++) values[i] = smooth_apart(values[i], activation);
+    else
+        activate(values, count, activation);
+}
 #else
 #define NAMED(name) name
 typedef float stored;
@@ -191,6 +208,7 @@ INLINE void put_first_stored_lanes(stored *to, vec value, int64_t count) { put_f
 
 /* The activations that cost little; the others follow, on rows that were just written. */
 INLINE vec activated_for_storage(vec x, int64_t activation) { return activated(x, activation); }
+INLINE void activate_for_storage(vec *values, const int count, int64_t activation) { activate(values, count, activation); }
 INLINE void smooth_stored_rows(stored *y, int64_t step, int64_t rows, int64_t channels, int64_t activation) {
     if (is_smooth(activation)) smooth_rows(y, step, rows, channels, activation);
 }

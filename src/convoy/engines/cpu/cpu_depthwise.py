@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -11,8 +12,8 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.native_launch import Native, NativeExecutable
-from convoy.engines.cpu.weight_tiles import ACTIVATIONS, STORED, storage_kernel, taken
+from convoy.engines.cpu.native_launch import KernelSource, Native, NativeExecutable
+from convoy.engines.cpu.weight_tiles import ACTIVATIONS, STORED, VECTOR_FLAGS, storage_kernel, taken
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -21,6 +22,9 @@ SOURCE: Final = Path(__file__).with_name("depthwise.c")
 
 MOST_TAPS: Final = 49
 """Filter taps whose weights fit in registers beside the sums, as in depthwise.c."""
+
+SIDES: Final = (3, 5, 7)
+"""Sides of the square filters that have a loop of their own in depthwise.c."""
 
 _CONVOLUTION: Final = (
     "n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "p", "q",
@@ -31,6 +35,13 @@ class _DepthwiseSizes(ctypes.Structure):
     """`Sizes` of depthwise.c."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in (*_CONVOLUTION, "activation", "residual", "threads"))
+
+
+def kernel(problem: ConvProblem) -> KernelSource:
+    """The kernel for filters of the problem's side: one for all sides takes gcc three times as long as one for 3x3."""
+    side = problem.r if problem.r == problem.s and problem.r in SIDES else 0
+    found = storage_kernel(SOURCE, CpuDepthwise.id, f"convoy_depthwise{side or ''}", problem.x_dtype, VECTOR_FLAGS)
+    return replace(found, flags=(*found.flags, f"-DSIDE={side}", f"-DDEPTHWISE={found.function}"))
 
 
 class _Depthwise(NativeExecutable):
@@ -44,7 +55,7 @@ class _Depthwise(NativeExecutable):
             residual=problem.epilogue.residual,
             threads=torch.get_num_threads(),
         )
-        self.use(storage_kernel(SOURCE, CpuDepthwise.id, "convoy_depthwise", problem.x_dtype))
+        self.use(kernel(problem))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as [r, s, c], and the bias, zero where there is none, in fp32."""

@@ -26,7 +26,15 @@ from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.native_launch import KernelSource, Native, NativeExecutable
-from convoy.engines.cpu.weight_tiles import ACTIVATIONS, STORED, as_convolution, in_tiles, storage_kernel, taken
+from convoy.engines.cpu.weight_tiles import (
+    ACTIVATIONS,
+    STORED,
+    VECTOR_FLAGS,
+    as_convolution,
+    in_tiles,
+    storage_kernel,
+    taken,
+)
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -72,7 +80,7 @@ def vectors() -> int:
 
 def kernel(dtype: str = "fp32") -> KernelSource:
     """The kernel for this machine's registers and values of a dtype of `STORED`."""
-    found = storage_kernel(SOURCE, CpuDirect.id, "convoy_direct", dtype)
+    found = storage_kernel(SOURCE, CpuDirect.id, "convoy_direct", dtype, VECTOR_FLAGS)
     return replace(found, flags=(*found.flags, f"-DVECTORS={vectors()}", f"-DPIXELS={PIXELS}"))
 
 

@@ -26,7 +26,7 @@ from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.cpu_direct import PIXELS, tile, vectors
 from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable
-from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, in_tiles, taken
+from convoy.engines.cpu.weight_tiles import ACTIVATIONS, VECTOR_FLAGS, VECTORS_H, in_tiles, taken
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -119,7 +119,7 @@ class _WinogradConvolution(NativeExecutable):
             m=transform.m,
             threads=threads,
         )
-        flags = (*FLAGS, f"-DLANES={lanes()}", f"-DVECTORS={vectors()}", f"-DPIXELS={PIXELS}")
+        flags = (*VECTOR_FLAGS, f"-DLANES={lanes()}", f"-DVECTORS={vectors()}", f"-DPIXELS={PIXELS}")
         self.use(KernelSource((PARALLEL_H, VECTORS_H, SOURCE), flags, CpuWinograd.id, "convoy_winograd"))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:

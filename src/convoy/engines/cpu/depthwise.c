@@ -1,5 +1,6 @@
 /* LANES, the floats of a vector register, and BF16, if values are stored so, are given by the compiler's flags; activated.h stands
- * before this.
+ * before this. So may be SIDE, if the function is for filters of one side alone (0: for those without a loop of their own), and
+ * DEPTHWISE, its name: a net has filters of one or two sides, and a loop takes as long to compile as all that is around it.
  *
  * A depthwise forward convolution in NHWC, computed in fp32, one filter a channel, with bias, residual and activation.
  *
@@ -9,8 +10,15 @@
  * Weights: [r][s][c]. The order of a sum depends on the problem alone.
  */
 #define MOST_TAPS 49
-#define UNROLLED _Pragma("GCC unroll 16")
 #define BLOCK 4 /* pixels of 3x3 and 5x5 filters done together: with the nine taps their sums and inputs fit the registers */
+#ifdef SIDE
+#define HAS(side) (SIDE == (side))
+#else
+#define HAS(side) 1
+#endif
+#ifndef DEPTHWISE
+#define DEPTHWISE NAMED(convoy_depthwise)
+#endif
 #define WIDE 7  /* pixels of 7x7 filters done together */
 
 typedef struct {
@@ -32,6 +40,15 @@ INLINE vec loaded_value(const stored *from, const int width) {
     return width == LANES ? stored_lanes(from) : all_lanes(from_stored(*from));
 }
 
+/* Some pixels' sums, to value `at` of the row and on. */
+INLINE void finish(const Row *u, vec *sums, const int pixels, int64_t at) {
+    const Sizes *z = u->z;
+    if (z->residual)
+        UNROLLED for (int i = 0; i < pixels; i++) sums[i] += stored_lanes(u->residual + at + i * z->c);
+    activate_for_storage(sums, pixels, z->activation);
+    UNROLLED for (int i = 0; i < pixels; i++) put_stored_lanes(u->y + at + i * z->c, sums[i]);
+}
+
 /* BLOCK pixels from `q` on, without dilation: their inputs overlap, and their sums need not wait for each other. Where they are not
  * `whole`, some of them have taps outside the image. */
 INLINE void block(const Row *u, int64_t c, int64_t q, const vec *taps, vec bias, const int side, const int stride, const int whole) {
@@ -47,10 +64,7 @@ INLINE void block(const Row *u, int64_t c, int64_t q, const vec *taps, vec bias,
         UNROLLED for (int i = 0; i < BLOCK; i++)
             UNROLLED for (int s = 0; s < side; s++) sums[i] += x[i * stride + s] * taps[r * side + s];
     }
-    UNROLLED for (int i = 0; i < BLOCK; i++) {
-        if (z->residual) sums[i] += stored_lanes(u->residual + (q + i) * z->c + c);
-        put_stored_lanes(u->y + (q + i) * z->c + c, activated_for_storage(sums[i], z->activation));
-    }
+    finish(u, sums, BLOCK, q * z->c + c);
 }
 
 /* All pixels of the row in blocks, the last of which begins so early that it is whole. */
@@ -85,10 +99,7 @@ INLINE void wide_block(const Row *u, int64_t c, int64_t q, vec bias, const int w
                 if (i - s >= 0 && i - s < WIDE) sums[i - s] += x * taps[s];
         }
     }
-    UNROLLED for (int i = 0; i < WIDE; i++) {
-        if (z->residual) sums[i] += stored_lanes(u->residual + (q + i) * z->c + c);
-        put_stored_lanes(u->y + (q + i) * z->c + c, activated_for_storage(sums[i], z->activation));
-    }
+    finish(u, sums, WIDE, q * z->c + c);
 }
 
 /* All pixels of the row in such blocks, the last of which begins so early that it is whole. */
@@ -130,20 +141,20 @@ INLINE void channels(const Row *u, int64_t c, const int width) {
     const Sizes *z = u->z;
     vec taps[MOST_TAPS], bias = loaded(u->bias + c, width);
     int64_t plain = z->dilation_h * z->dilation_w == 1 && z->r == z->s && width == LANES;
-    if (plain && z->r == 7 && z->stride_w == 1 && z->q >= WIDE) {
+    if (HAS(7) && plain && z->r == 7 && z->stride_w == 1 && z->q >= WIDE) {
         wide_blocks(u, c, bias);
         smooth_stored_rows(u->y + c, z->c, z->q, width, z->activation);
         return;
     }
     for (int64_t tap = 0; tap < z->r * z->s; tap++) taps[tap] = loaded(u->weight + tap * z->c + c, width);
     int64_t side = plain && z->q >= BLOCK ? z->r : 0;
-    if (side == 3 && z->stride_w == 1)
+    if (HAS(3) && side == 3 && z->stride_w == 1)
         blocks(u, c, taps, bias, 3, 1);
-    else if (side == 3 && z->stride_w == 2)
+    else if (HAS(3) && side == 3 && z->stride_w == 2)
         blocks(u, c, taps, bias, 3, 2);
-    else if (side == 5 && z->stride_w == 1)
+    else if (HAS(5) && side == 5 && z->stride_w == 1)
         blocks(u, c, taps, bias, 5, 1);
-    else if (side == 5 && z->stride_w == 2)
+    else if (HAS(5) && side == 5 && z->stride_w == 2)
         blocks(u, c, taps, bias, 5, 2);
     else
         pixels(u, c, taps, bias, width);
@@ -151,7 +162,7 @@ INLINE void channels(const Row *u, int64_t c, const int width) {
 }
 
 /* The whole problem: x, weight, bias, residual or NULL, and y. */
-void NAMED(convoy_depthwise)(const Sizes *z, void *const *tensors) {
+void DEPTHWISE(const Sizes *z, void *const *tensors) {
     const stored *x = tensors[0], *residual = tensors[3];
     const float *weight = tensors[1], *bias = tensors[2];
     stored *y = tensors[4];

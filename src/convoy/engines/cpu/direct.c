@@ -44,97 +44,123 @@ INLINE void add_run(const int pixels, const int vectors, vec sums[PIXELS][VECTOR
         vec row[VECTORS];
         __builtin_prefetch(ahead + c * step, 0, 2);
         __builtin_prefetch(x[c % LINE] + c + SOON, 0, 3);
-        for (int v = 0; v < vectors; v++) row[v] = *(const vec *)(weight + c * TILE + v * LANES);
-        for (int i = 0; i < pixels; i++) {
+        UNROLLED for (int v = 0; v < vectors; v++) row[v] = *(const vec *)(weight + c * TILE + v * LANES);
+        UNROLLED for (int i = 0; i < pixels; i++) {
             vec value = all_lanes(from_stored(x[i][c]));
-            for (int v = 0; v < vectors; v++) sums[i][v] += value * row[v];
+            UNROLLED for (int v = 0; v < vectors; v++) sums[i][v] += value * row[v];
         }
     }
 }
 
-/* The channels of a register that is not full, at one pixel. */
-static __attribute__((noinline)) void finish_some(const Work *u, int64_t at, int64_t left, const vec *sum) {
-    vec value = *sum;
-    if (u->z->residual) value += first_stored_lanes(u->residual + at, left);
-    put_first_stored_lanes(u->y + at, activated_for_storage(value, u->z->activation), left);
+/* The epilogue of a block whose last register of channels is not full: rare, and so neither unrolled nor compiled for every number of
+ * pixels. */
+static __attribute__((noinline)) void finish_some(const Work *u, int64_t first, int64_t pixels, const vec *sums) {
+    const Sizes *z = u->z;
+    for (int64_t i = 0; i < pixels; i++, sums += VECTORS) {
+        int64_t at = (first + i) * z->k;
+        for (int64_t c = 0; c < u->channels; c += LANES) {
+            int64_t left = least(LANES, u->channels - c);
+            vec value = sums[c / LANES];
+            if (z->residual && left == LANES)
+                value += stored_lanes(u->residual + at + c);
+            else if (z->residual)
+                value += first_stored_lanes(u->residual + at + c, left);
+            value = activated_for_storage(value, z->activation);
+            if (left == LANES)
+                put_stored_lanes(u->y + at + c, value);
+            else
+                put_first_stored_lanes(u->y + at + c, value, left);
+        }
+    }
 }
 
 INLINE void finish(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, int64_t first) {
     const Sizes *z = u->z;
-    for (int i = 0; i < pixels; i++) {
-        int64_t at = (first + i) * z->k;
-        for (int v = 0; v < vectors; v++, at += LANES) {
-            int64_t left = u->channels - v * LANES;
-            if (left >= LANES) {
-                if (z->residual) sums[i][v] += stored_lanes(u->residual + at);
-                put_stored_lanes(u->y + at, activated_for_storage(sums[i][v], z->activation));
-            } else {
-                vec sum = sums[i][v];
-                finish_some(u, at, left, &sum);
-            }
-        }
+    int64_t at = first * z->k;
+    if (u->channels == vectors * LANES) {
+        if (z->residual)
+            UNROLLED for (int i = 0; i < pixels; i++)
+                UNROLLED for (int v = 0; v < vectors; v++) sums[i][v] += stored_lanes(u->residual + at + i * z->k + v * LANES);
+        UNROLLED for (int i = 0; i < pixels; i++) activate_for_storage(sums[i], vectors, z->activation);
+        UNROLLED for (int i = 0; i < pixels; i++)
+            UNROLLED for (int v = 0; v < vectors; v++) put_stored_lanes(u->y + at + i * z->k + v * LANES, sums[i][v]);
+    } else {
+        vec held[PIXELS][VECTORS];
+        UNROLLED for (int i = 0; i < pixels; i++)
+            UNROLLED for (int v = 0; v < vectors; v++) held[i][v] = sums[i][v];
+        finish_some(u, first, pixels, held[0]);
     }
-    smooth_stored_rows(u->y + first * z->k, z->k, pixels, u->channels, z->activation);
+    smooth_stored_rows(u->y + at, z->k, pixels, u->channels, z->activation);
 }
 
 typedef struct {
+    const stored *x[LINE];               /* where a run of values begins for each pixel; fewer pixels than LINE: the first pixel's */
     int64_t row[PIXELS], column[PIXELS]; /* of the input, at the first tap */
 } Places;
 
+/* Where the pixels from `first` on lie in the input, and whether all taps of this part lie within the image for all of them and a
+ * filter row is one run of values: then `x` is at the part's first tap. */
+static __attribute__((noinline)) int64_t placed(const Work *u, int64_t first, int64_t pixels, Places *at) {
+    const Sizes *z = u->z;
+    int64_t p = first / z->q, q = first % z->q, begin = u->first_r * z->dilation_h, reach = (u->last_r - 1) * z->dilation_h;
+    int64_t within = z->s == 1 || (z->dilation_w == 1 && u->last_c - u->first_c == z->c);
+    for (int64_t i = 0; i < pixels; i++) {
+        int64_t row = p * z->stride_h - z->pad_h, column = q * z->stride_w - z->pad_w;
+        at->row[i] = row, at->column[i] = column;
+        within &= row + begin >= 0 && row + reach < z->h && column >= 0 && column + z->s <= z->w;
+        if (++q == z->q) q = 0, p++;
+    }
+    for (int64_t i = 0; i < LINE && within; i++) {
+        int64_t pixel = i < pixels ? i : 0;
+        at->x[i] = u->image + ((at->row[pixel] + begin) * z->w + at->column[pixel]) * z->c + u->first_c;
+    }
+    return within;
+}
+
+/* Where one tap's values lie for each pixel: in zeros where it lies outside the image. Whether any lies within. */
+static __attribute__((noinline)) int64_t placed_tap(const Work *u, int64_t r, int64_t s, int64_t pixels, Places *at) {
+    const Sizes *z = u->z;
+    int64_t any = 0;
+    for (int64_t i = 0; i < pixels; i++) {
+        int64_t row = at->row[i] + r * z->dilation_h, column = at->column[i] + s * z->dilation_w;
+        int64_t there = row >= 0 && row < z->h && column >= 0 && column < z->w;
+        at->x[i] = there ? u->image + (row * z->w + column) * z->c + u->first_c : u->zeros;
+        any |= there;
+    }
+    for (int64_t i = pixels; i < LINE; i++) at->x[i] = at->x[0];
+    return any;
+}
+
 /* A part's taps. `within`: all of them lie within the image, and a filter row is one run of values; else each tap is a run. */
-INLINE void add_taps(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, const Places *at, int64_t within) {
+INLINE void add_taps(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, Places *at, int64_t within) {
     const Sizes *z = u->z;
     int64_t taps = within ? 1 : z->s, length = (within ? z->s : 1) * (u->last_c - u->first_c);
     int64_t down = z->dilation_h * z->w * z->c;
     const char *ahead = u->ahead;
-    const stored *x[LINE];
-    for (int i = 0; i < LINE && within; i++) {
-        int pixel = i < pixels ? i : 0;
-        int64_t row = at->row[pixel] + u->first_r * z->dilation_h;
-        x[i] = u->image + (row * z->w + at->column[pixel]) * z->c + u->first_c;
-    }
-    for (int64_t run = u->first_r * taps; run < u->last_r * taps; run++, ahead += u->step * length) {
-        int64_t r = run, s = 0, any = within;
-        if (!within) {
-            r = run / z->s, s = run % z->s;
-            for (int i = 0; i < pixels; i++) {
-                int64_t row = at->row[i] + r * z->dilation_h, column = at->column[i] + s * z->dilation_w;
-                int64_t there = row >= 0 && row < z->h && column >= 0 && column < z->w;
-                x[i] = there ? u->image + (row * z->w + column) * z->c + u->first_c : u->zeros;
-                any |= there;
-            }
-            for (int i = pixels; i < LINE; i++) x[i] = x[0];
+    for (int64_t r = u->first_r; r < u->last_r; r++)
+        for (int64_t s = 0; s < taps; s++, ahead += u->step * length) {
+            const float *weight = u->weight + ((r * z->s + s) * z->c + u->first_c) * TILE;
+            if (within || placed_tap(u, r, s, pixels, at)) add_run(pixels, vectors, sums, at->x, length, weight, ahead, u->step);
+            for (int i = 0; i < LINE && within; i++) at->x[i] += down;
         }
-        const float *weight = u->weight + ((r * z->s + s) * z->c + u->first_c) * TILE;
-        if (any) add_run(pixels, vectors, sums, x, length, weight, ahead, u->step);
-        for (int i = 0; i < LINE && within; i++) x[i] += down;
-    }
 }
 
 /* Some pixels from `first` on, which is number `in_band` of its band, by one part of a tile. */
 INLINE void add_block(const int pixels, const int vectors, const Work *u, int64_t first, int64_t in_band) {
-    const Sizes *z = u->z;
     float *held = u->held + in_band * TILE;
     vec sums[PIXELS][VECTORS];
     Places at;
-    int64_t p = first / z->q, q = first % z->q, reach = (u->last_r - 1) * z->dilation_h;
-    int64_t within = z->s == 1 || (z->dilation_w == 1 && u->last_c - u->first_c == z->c);
-    for (int i = 0; i < pixels; i++) {
-        const float *begun = u->begins ? u->bias : held + i * TILE;
-        for (int v = 0; v < vectors; v++) sums[i][v] = *(const vec *)(begun + v * LANES);
-        at.row[i] = p * z->stride_h - z->pad_h;
-        at.column[i] = q * z->stride_w - z->pad_w;
-        within &= at.row[i] + u->first_r * z->dilation_h >= 0 && at.row[i] + reach < z->h;
-        within &= at.column[i] >= 0 && at.column[i] + z->s <= z->w;
-        if (++q == z->q) q = 0, p++;
-    }
+    int64_t within = placed(u, first, pixels, &at), next = u->begins ? 0 : TILE;
+    const float *begun = u->begins ? u->bias : held;
+    UNROLLED for (int i = 0; i < pixels; i++, begun += next)
+        UNROLLED for (int v = 0; v < vectors; v++) sums[i][v] = *(const vec *)(begun + v * LANES);
     add_taps(pixels, vectors, sums, u, &at, within);
     if (u->ends) {
         finish(pixels, vectors, sums, u, first);
         return;
     }
-    for (int i = 0; i < pixels; i++)
-        for (int v = 0; v < vectors; v++) *(vec *)(held + i * TILE + v * LANES) = sums[i][v];
+    UNROLLED for (int i = 0; i < pixels; i++)
+        UNROLLED for (int v = 0; v < vectors; v++) *(vec *)(held + i * TILE + v * LANES) = sums[i][v];
 }
 
 /* One part of a tile, over all blocks of a band: they share its pixels out evenly. The last tile has as many registers as its

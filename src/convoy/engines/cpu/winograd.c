@@ -13,7 +13,6 @@
 #define LINE 16 /* floats of a line of the cache */
 #define MOST_M 4
 #define MOST_SIDE (MOST_M + 2)
-#define UNROLLED _Pragma("GCC unroll 16")
 
 typedef struct {
     int64_t n, c, h, w, k, pad_h, pad_w, p, q;
@@ -68,50 +67,59 @@ INLINE void write_side(vec *t, const int step, const int m) {
     t[3 * step] = difference + 8.0f * difference2 + t5;
 }
 
-/* A register that is not full, out of line: it is rare, and the loops below are unrolled. */
-static __attribute__((noinline)) vec some_lanes(const float *from, int64_t lanes) { return first_lanes(from, lanes); }
-
-static __attribute__((noinline)) void put_some_lanes(const Band *u, int64_t to, const vec *from, int64_t lanes) {
-    vec value = *from;
-    if (u->z->residual) value += first_lanes(u->residual + to, lanes);
-    put_first_lanes(u->y + to, activated(value, u->z->activation), lanes);
+/* Some registers of channels of one tile's input, whose rows and columns are so many floats apart. */
+INLINE void read_tile(const float *x, int64_t row, int64_t column, float *to, int64_t step, int64_t channels, const int m) {
+    const int side = m + 2;
+    for (int64_t c = 0; c < channels; c += LANES, x += LANES, to += LANES) {
+        vec d[MOST_SIDE * MOST_SIDE];
+        UNROLLED for (int j = 0; j < side; j++) {
+            const float *from = x + j * column;
+            UNROLLED for (int i = 0; i < side; i++, from += row) d[i * side + j] = *(const vec *)from;
+            read_side(d + j, side, m);
+        }
+        float *put = to;
+        UNROLLED for (int i = 0; i < side; i++) {
+            read_side(d + i * side, 1, m);
+            UNROLLED for (int j = 0; j < side; j++, put += step) *(vec *)put = d[i * side + j];
+        }
+    }
 }
 
-/* A register of channels of one tile's input. */
-INLINE void read_tile(const Band *u, int64_t tile, Place at, int64_t c, const int m, const int whole) {
-    const int side = m + 2;
+/* A register of channels of one tile's input, with zeros for the pixels outside the image and the channels that are not there. Tiles
+ * at the borders are few, so that this is neither unrolled nor compiled for each m. */
+static __attribute__((noinline)) void pad_tile(const Band *u, Place at, int64_t c, int64_t side, vec *to) {
     const Sizes *z = u->z;
     int64_t top = at.top - z->pad_h, left = at.left - z->pad_w, lanes = least(LANES, z->c - c);
     const float *x = u->x + at.image * z->h * z->w * z->c + c;
-    vec d[MOST_SIDE * MOST_SIDE];
-    UNROLLED for (int j = 0; j < side; j++) {
-        UNROLLED for (int i = 0; i < side; i++) {
-            int64_t row = top + i, column = left + j;
+    for (int64_t row = top; row < top + side; row++)
+        for (int64_t column = left; column < left + side; column++, to++) {
             const float *from = x + (row * z->w + column) * z->c;
-            if (whole)
-                d[i * side + j] = *(const vec *)from;
-            else if (row < 0 || row >= z->h || column < 0 || column >= z->w)
-                d[i * side + j] = all_lanes(0.0f);
+            if (row < 0 || row >= z->h || column < 0 || column >= z->w)
+                *to = all_lanes(0.0f);
             else
-                d[i * side + j] = lanes == LANES ? *(const vec *)from : some_lanes(from, lanes);
+                *to = lanes == LANES ? *(const vec *)from : first_lanes(from, lanes);
         }
-        read_side(d + j, side, m);
-    }
-    float *to = u->inputs + tile * z->row_floats + c;
-    UNROLLED for (int i = 0; i < side; i++) {
-        read_side(d + i * side, 1, m);
-        UNROLLED for (int j = 0; j < side; j++, to += u->count * z->row_floats) *(vec *)to = d[i * side + j];
-    }
 }
 
 INLINE void read_tiles(const Band *u, const int m) {
     const Sizes *z = u->z;
+    const int side = m + 2;
     for (int64_t tile = 0; tile < u->count; tile++) {
         Place at = placed(z, u->first + tile, m);
-        int64_t top = at.top - z->pad_h, left = at.left - z->pad_w, c = 0;
-        if (top >= 0 && top + m + 2 <= z->h && left >= 0 && left + m + 2 <= z->w)
-            for (; c + LANES <= z->c; c += LANES) read_tile(u, tile, at, c, m, 1);
-        for (; c < z->c; c += LANES) read_tile(u, tile, at, c, m, 0);
+        int64_t top = at.top - z->pad_h, left = at.left - z->pad_w, c = 0, step = u->count * z->row_floats;
+        float *to = u->inputs + tile * z->row_floats;
+        vec padded[MOST_SIDE * MOST_SIDE];
+        int64_t inside = top >= 0 && top + side <= z->h && left >= 0 && left + side <= z->w, count;
+        for (; c < z->c; c += count) { /* all whole registers at once where the tile lies within the image */
+            const float *x = (const float *)padded;
+            int64_t row = side * LANES, column = LANES;
+            count = inside && c + LANES <= z->c ? z->c / LANES * LANES : LANES;
+            if (inside && c + LANES <= z->c)
+                x = u->x + ((at.image * z->h + top) * z->w + left) * z->c, row = z->w * z->c, column = z->c;
+            else
+                pad_tile(u, at, c, side, padded);
+            read_tile(x, row, column, to + c, step, count, m);
+        }
     }
 }
 
@@ -120,19 +128,21 @@ INLINE void multiply(const int tiles, const int vectors, const Band *u, int64_t 
                      const char *ahead, int64_t step) {
     const Sizes *z = u->z;
     const float *x = u->inputs + (position * u->count + first) * z->row_floats;
-    vec sums[PIXELS][VECTORS] = {0};
+    vec sums[PIXELS][VECTORS];
+    UNROLLED for (int i = 0; i < tiles; i++)
+        UNROLLED for (int v = 0; v < vectors; v++) sums[i][v] = all_lanes(0.0f);
     for (int64_t c = 0; c < z->c; c++, weight += TILE, ahead += step) {
         vec row[VECTORS];
         for (int64_t line = 0; line < step; line += LINE * sizeof(float)) __builtin_prefetch(ahead + line, 0, 2);
-        for (int v = 0; v < vectors; v++) row[v] = *(const vec *)(weight + v * LANES);
-        for (int i = 0; i < tiles; i++) {
+        UNROLLED for (int v = 0; v < vectors; v++) row[v] = *(const vec *)(weight + v * LANES);
+        UNROLLED for (int i = 0; i < tiles; i++) {
             vec value = all_lanes(x[i * z->row_floats + c]);
-            for (int v = 0; v < vectors; v++) sums[i][v] += value * row[v];
+            UNROLLED for (int v = 0; v < vectors; v++) sums[i][v] += value * row[v];
         }
     }
     float *to = u->products + (position * u->count + first) * TILE;
-    for (int i = 0; i < tiles; i++, to += TILE)
-        for (int v = 0; v < vectors; v++) *(vec *)(to + v * LANES) = sums[i][v];
+    UNROLLED for (int i = 0; i < tiles; i++, to += TILE)
+        UNROLLED for (int v = 0; v < vectors; v++) *(vec *)(to + v * LANES) = sums[i][v];
 }
 
 /* All tiles of the band at all positions: blocks share them out evenly, and the next position's weights, which they fetch. */
@@ -155,37 +165,62 @@ INLINE void multiply_all(const int vectors, const Band *u, int64_t positions) {
     }
 }
 
+/* Where a tile's results go. */
+typedef struct {
+    int64_t origin, rows, columns; /* of y; those that lie within the image */
+} Target;
+
+/* The epilogue of a register of channels that is not full, or of a tile that is not whole. */
+static __attribute__((noinline)) void finish_some(const Band *u, const Target *at, int64_t c, int64_t m, const vec *values) {
+    const Sizes *z = u->z;
+    int64_t lanes = least(LANES, u->channels - c);
+    for (int64_t i = 0; i < at->rows; i++)
+        for (int64_t j = 0; j < at->columns; j++) {
+            int64_t to = at->origin + (i * z->q + j) * z->k + c;
+            vec value = values[i * m + j];
+            if (z->residual) value += lanes == LANES ? *(const vec *)(u->residual + to) : first_lanes(u->residual + to, lanes);
+            value = activated(value, z->activation);
+            if (lanes == LANES)
+                *(vec *)(u->y + to) = value;
+            else
+                put_first_lanes(u->y + to, value, lanes);
+        }
+}
+
 /* The result of one tile, the parts of it that lie within the image. */
 INLINE void write_tile(const Band *u, int64_t tile, const int m) {
     const int side = m + 2;
     const Sizes *z = u->z;
-    Place at = placed(z, u->first + tile, m);
-    int64_t rows = least(m, z->p - at.top), columns = least(m, z->q - at.left);
-    int64_t origin = ((at.image * z->p + at.top) * z->q + at.left) * z->k;
+    Place place = placed(z, u->first + tile, m);
+    Target at = {((place.image * z->p + place.top) * z->q + place.left) * z->k, least(m, z->p - place.top), least(m, z->q - place.left)};
     for (int64_t c = 0; c < u->channels; c += LANES) {
         const float *from = u->products + tile * TILE + c;
-        int64_t lanes = least(LANES, u->channels - c);
-        vec t[MOST_SIDE * MOST_SIDE], bias = *(const vec *)(u->bias + c);
+        vec t[MOST_SIDE * MOST_SIDE], y[MOST_M * MOST_M], bias = *(const vec *)(u->bias + c);
         UNROLLED for (int i = 0; i < side; i++) {
             UNROLLED for (int j = 0; j < side; j++, from += u->count * TILE) t[i * side + j] = *(const vec *)from;
             write_side(t + i * side, 1, m);
         }
-        UNROLLED for (int j = 0; j < m; j++) write_side(t + j, side, m);
-        UNROLLED for (int i = 0; i < m; i++) UNROLLED for (int j = 0; j < m; j++) {
-            if (i >= rows || j >= columns) continue;
-            int64_t to = origin + (i * z->q + j) * z->k + c;
-            vec value = t[i * side + j] + bias;
-            if (lanes == LANES) {
-                if (z->residual) value += *(const vec *)(u->residual + to);
-                *(vec *)(u->y + to) = activated(value, z->activation);
-            } else {
-                put_some_lanes(u, to, &value, lanes);
-            }
+        UNROLLED for (int j = 0; j < m; j++) {
+            write_side(t + j, side, m);
+            UNROLLED for (int i = 0; i < m; i++) y[i * m + j] = t[i * side + j] + bias;
         }
+        if (at.rows < m || at.columns < m || u->channels - c < LANES) {
+            vec held[MOST_M * MOST_M];
+            UNROLLED for (int i = 0; i < m * m; i++) held[i] = y[i];
+            finish_some(u, &at, c, m, held);
+            continue;
+        }
+        float *to = u->y + at.origin + c;
+        if (z->residual) {
+            const float *residual = u->residual + at.origin + c;
+            UNROLLED for (int i = 0; i < m * m; i++) y[i] += *(const vec *)(residual + (i / m * z->q + i % m) * z->k);
+        }
+        activate(y, m * m, z->activation);
+        UNROLLED for (int i = 0; i < m * m; i++) *(vec *)(to + (i / m * z->q + i % m) * z->k) = y[i];
     }
     if (is_smooth(z->activation))
-        for (int64_t i = 0; i < rows; i++)
-            smooth_rows(u->y + origin + i * z->q * z->k, z->k, columns, u->channels, z->activation);
+        for (int64_t i = 0; i < at.rows; i++)
+            smooth_rows(u->y + at.origin + i * z->q * z->k, z->k, at.columns, u->channels, z->activation);
 }
 
 static void read_all(const Band *u) {

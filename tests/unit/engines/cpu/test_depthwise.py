@@ -107,6 +107,18 @@ def test_what_it_does_not_take_has_a_reason(change: dict[str, object], reason: s
     assert "runs on CPUs" in ENGINE.supports(BASE, Target("cuda", "GPU", "sm_90", 1, 1, 1)).reason
 
 
+def test_a_library_is_for_filters_of_one_side_and_has_a_name_of_its_own() -> None:
+    """A package links the kernels of a net: two functions of one name would be one."""
+    shapes = [BASE, *(replace(BASE, r=side, s=side) for side in (5, 7, 4)), replace(BASE, r=3, s=5)]
+    kernels = [cpu_depthwise.kernel(shape) for shape in shapes]
+    assert [kernel.function.removeprefix("convoy_depthwise") for kernel in kernels] == ["3", "5", "7", "", ""]
+    assert kernels[3] == kernels[4]
+    bf16 = cpu_depthwise.kernel(replace(BASE, x_dtype="bf16", weight_dtype="bf16", y_dtype="bf16"))
+    assert len({kernel.function for kernel in (*kernels, bf16)}) == 5
+    for kernel in (*kernels, bf16):
+        assert kernel.bound()
+
+
 MAIN = """
 #include <stdlib.h>
 int main(void) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
+from convoy.deadline import Deadline
 from convoy.errors import InputError, PlanError
 from convoy.graph.text import digest
 from convoy.package.archive import check_path
+from convoy.package.export_time import time_for_plan
 from convoy.package.plan_choice import baseline_plan, is_portable, portable_plan
 from convoy.package.plan_regions import plan_regions
 from convoy.package.tensor_file import as_stored
@@ -24,14 +27,16 @@ from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.isolation import isolate, preserve_global_state
 from convoy.pipeline.model_arguments import checked_model
 from convoy.pipeline.net import Net
-from convoy.pipeline.optimize import optimize
+from convoy.pipeline.optimize import optimize_model
 from convoy.pipeline.optimize_result import NO_GRAPH
 from convoy.pipeline.plan_target import check_target, device_of, target_for
+from convoy.pipeline.tune_in_time import overrun_note
 from convoy.plan import Plan
 from convoy.program import OptimizedModule, bind
 from convoy.program.call_forms import checked_arguments
 from convoy.program.verification.verify_plan import verify_plan
 from convoy.settings import Numerics, Settings, checked_settings
+from convoy.user_warning import warn_user
 
 Arguments = tuple[Any, ...] | list[Any] | torch.Tensor
 """Arguments of one call."""
@@ -79,7 +84,7 @@ def export(
         plan: a plan, or the file of one, to be used in place of tuning.
         portable: use only Convoy's own kernels, so that the C runtime (`libconvoy`) can run the package. Without it a module on a
             GPU is tuned so too, but a plan with a library's kernels is refused.
-        settings: for tuning, if there is no plan.
+        settings: for tuning, if there is no plan. `time_s` bounds the whole call, with all its programs.
         name: name of the model in the package; its class name by default.
         normalisation: mean and standard deviation of each channel, by which `convoy run` normalises images.
 
@@ -92,24 +97,29 @@ def export(
         CaptureError: the module cannot be captured as one graph.
         CompileError: the kernels could not be compiled.
     """
-    options = checked_settings(settings)
+    deadline = Deadline((options := checked_settings(settings)).time_s)
     check_path(Path(path))
     stock = model.stock if isinstance(model, OptimizedModule) else checked_model(model)
-    if plan is not None and not isinstance(plan, Plan):
-        plan = plans.load(Path(plan))
+    plan = plans.load(Path(plan)) if isinstance(plan, (str, Path)) else plan
     if more_args and (args is None or plan is not None):
         raise InputError("more_args", len(more_args), "args and no plan", "Export what `convoy.optimize` returned.")
-    requests = [
-        one
-        for given in (args, *more_args)
-        for one in _requests(model, stock, given, kwargs, plan, options, name, portable=portable)
-    ]
     with preserve_global_state():
-        nets = [_bound_net(stock, request, options, portable=portable) for request in requests]
+        tune = partial(_requests, model, stock, plan=plan, settings=options, name=name, portable=portable)
+        calls = (args, *more_args)
+        shares = (time_for_plan(deadline, left) for left in range(len(calls), 0, -1))
+        requests = [one for given, until in zip(calls, shares, strict=True) for one in tune(given, kwargs, until=until)]
+        nets = _bound_nets(stock, requests, options, deadline, portable=portable)
         shown = name or next((one.plan.model for one in requests if one.plan is not None), "") or type(stock).__name__
         info = ModelInfo(shown, nets[0].target, *normalisation)
         write_checked(Path(path), nets, info, portable=portable)
+    _warn_if_late(deadline)
     return Path(path)
+
+
+def _warn_if_late(deadline: Deadline) -> None:
+    late = overrun_note(deadline, measured=1)
+    if late:
+        warn_user(late)
 
 
 def _requests(
@@ -117,13 +127,14 @@ def _requests(
     stock: nn.Module,
     args: Arguments | None,
     kwargs: dict[str, Any] | None,
+    *,
     plan: Plan | None,
     settings: Settings,
     name: str,
-    *,
+    until: Deadline,
     portable: bool,
 ) -> list[_Request]:
-    """The programs to be exported."""
+    """The programs to be exported for a call; tuned until then, if there is no plan."""
     if args is None:
         if not isinstance(model, OptimizedModule):
             raise InputError("args", None, "example inputs", "Pass them as a tuple: (x,).")
@@ -143,7 +154,10 @@ def _requests(
         if known is not None and (not portable or is_portable(known[0].program.plan)):
             plan = known[0].program.plan
         elif not portable and device_of(stock, given, named) == "cpu":
-            plan = optimize(stock, given, named, settings=settings, name=name).programs[0].plan
+            found = optimize_model(
+                stock, given, kwargs=named, settings=settings, name=name, deadline=until, improving=True
+            )
+            plan = found.program.programs[0].plan
     return [_Request(plan, given, named, plan_was_given)]
 
 
@@ -156,8 +170,20 @@ def _no_graph(plan: Plan, *, given: bool) -> InputError:
     return InputError("model", plan.model, "a model that can be captured as one graph", reason + todo)
 
 
-def _bound_net(model: nn.Module, request: _Request, settings: Settings, *, portable: bool) -> BoundNet:
-    """Capture the module again, for its weights, and bind the plan."""
+def _bound_nets(
+    model: nn.Module, requests: Sequence[_Request], settings: Settings, deadline: Deadline, *, portable: bool
+) -> list[BoundNet]:
+    """A bound plan for each request; those that have none share the time that is left."""
+    return [
+        _bound_net(model, request, settings, deadline, len(requests) - index, portable=portable)
+        for index, request in enumerate(requests)
+    ]
+
+
+def _bound_net(
+    model: nn.Module, request: _Request, settings: Settings, deadline: Deadline, waiting: int, *, portable: bool
+) -> BoundNet:
+    """Capture the module again, for its weights, and bind the plan; `waiting` programs are not bound yet, with this one."""
     target = target_for(device_of(model, request.args, request.kwargs))
     plan = request.plan
     numerics = settings.numerics if plan is None else Numerics(plan.numerics)
@@ -166,11 +192,13 @@ def _bound_net(model: nn.Module, request: _Request, settings: Settings, *, porta
         if plan.graph_digest == NO_GRAPH:
             raise _no_graph(plan, given=request.plan_was_given)
     whole = dataclasses.replace(settings, numerics=numerics, only_engines=(), deny_engines=())
+    begin_s = deadline.spent_s
     net = captured_net("" if plan is None else plan.model, isolate(model, request.args, request.kwargs), whole, target)
     if target.device == "cpu":
         constants = {name: as_stored(tensor) for name, tensor in net.captured.constants.items()}
         net = dataclasses.replace(net, captured=dataclasses.replace(net.captured, constants=constants))
-    plan = _checked_plan(net, plan, settings, portable=portable)
+    until = time_for_plan(deadline, waiting, deadline.spent_s - begin_s)
+    plan = _checked_plan(net, plan, settings, until, portable=portable)
     with torch.no_grad():
         known = {**plan_regions(net.captured.graph, plan, {}), **net.regions_by_nodes}
         bound = bind(plan, net.captured, known, target, settings.engines)
@@ -179,11 +207,11 @@ def _bound_net(model: nn.Module, request: _Request, settings: Settings, *, porta
     return BoundNet(net.captured, bound, regions, target)
 
 
-def _checked_plan(net: Net, plan: Plan | None, settings: Settings, *, portable: bool) -> Plan:
+def _checked_plan(net: Net, plan: Plan | None, settings: Settings, until: Deadline, *, portable: bool) -> Plan:
     """The plan to be bound: the one given, PyTorch's own operators where tuning found nothing faster, or a portable one."""
     found = digest(net.captured.graph)
     if plan is None or (portable and plan.baseline):
-        return portable_plan(net, settings)
+        return portable_plan(net, settings, until)
     if plan.graph_digest != found:
         raise PlanError("plan", plan.graph_digest, f"a plan of this model, digest {found}", "Tune the model again.")
     if plan.baseline:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from convoy.deadline import Deadline
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, MANIFEST, load_engine
 from convoy.errors import InputError, SelectionError
@@ -49,10 +50,15 @@ def own_engines(settings: Settings, device: str) -> list[str]:
     return kept
 
 
-def portable_plan(net: Net, settings: Settings) -> Plan:
+def portable_plan(net: Net, settings: Settings, deadline: Deadline | None = None) -> Plan:
     """A plan of Convoy's own kernels alone: of rows measured on this machine, and of the engines' estimates for the rest.
 
     On a GPU the effort is at least `quick`: which of a kernel's forms can be built there is known only when it was built.
+
+    Args:
+        net: the captured model.
+        settings: effort, engines and database.
+        deadline: when measuring must end; None: after `settings.time_s`.
 
     Raises:
         InputError: naming the layers that none of these kernels computes.
@@ -64,7 +70,7 @@ def portable_plan(net: Net, settings: Settings) -> Plan:
     rows: dict[str, list[Measurement]] = {}
     if own.effort is not Effort.NONE:
         with shown(own.progress) as watch, Database.open(own.db) as database:
-            found = measure(net, own, database, watch)
+            found = measure(net, own, database, watch, deadline=deadline)
         rows = {
             key: [row for row in kept if row.ok and row.config.engine != BASELINE] for key, kept in found.rows.items()
         }

@@ -9,6 +9,7 @@ from typing import Final
 
 from convoy.capture.passes.narrow_indices import index_casts
 from convoy.collection_pause import collection_paused
+from convoy.deadline import Deadline
 from convoy.engines.base import DETERMINISTIC
 from convoy.engines.known_defects import stock_is_wrong
 from convoy.engines.manifest import BASELINE, engine_ids, load_engine
@@ -17,6 +18,7 @@ from convoy.graph.ir import Graph
 from convoy.graph.text import digest
 from convoy.pipeline.launch_overhead import with_launch_costs, without_launch_costs
 from convoy.pipeline.net import Net
+from convoy.pipeline.schedule_search import LACK_OF_TIME
 from convoy.pipeline.selection_input import selection_problem
 from convoy.pipeline.step_facts import StepFacts
 from convoy.plan import Plan
@@ -28,6 +30,7 @@ from convoy.selection.problem import covered_nodes
 from convoy.selection.quick_start import prefer_quick_start
 from convoy.settings import Effort, Settings, Solver
 from convoy.tune import SearchResult
+from convoy.tune.compile_time import fits_in_time
 from convoy.tuning_profile import phase
 
 
@@ -68,27 +71,36 @@ def offered_candidates(net: Net, found: SearchResult, settings: Settings) -> Sel
     )
 
 
-def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
+def select(net: Net, found: SearchResult, settings: Settings, deadline: Deadline | None = None) -> Choice:
     """Select by the solver of the settings, and compute the totals of the other strategies.
 
     At effort `none` only that of `baseline` is computed: a first answer waits for no report (`compared`).
+
+    Args:
+        net: the net.
+        found: times of the candidates.
+        settings: solver, and what is allowed.
+        deadline: when the choice must be built; None: at any time. What compilers cannot finish by then is not chosen.
 
     Raises:
         SelectionError: no selection satisfies the settings.
     """
     with phase("select"), collection_paused():
-        return _select(net, found, settings)
+        return _select(net, found, settings, deadline or Deadline())
 
 
-def _select(net: Net, found: SearchResult, settings: Settings) -> Choice:
+def _select(net: Net, found: SearchResult, settings: Settings, deadline: Deadline) -> Choice:
     problem = offered_candidates(net, found, settings)
     notes = _determinism_notes(net, found, problem) if settings.deterministic else []
     device = net.target.device
     with_launches = with_launch_costs(problem, device, settings.engines)
     first = solve(with_launches, _solver_name(settings))
-    chosen = _quickly_started(first, with_launches, settings)
+    slow = _slow_compilers(with_launches, settings)
+    compiled = {(one.problem, one.config) for one in first.chosen if one.config.engine in slow}
+    in_time = fits_in_time(compiled, found.rows, device, deadline)
+    chosen = _quickly_started(first, with_launches, settings, slow, in_time=in_time)
     if chosen is not first:
-        notes.append(_tie_note(first, chosen))
+        notes.append(_tie_note(first, chosen, in_time=in_time))
     selection = without_launch_costs(chosen, problem, device)
     engines = sorted(
         {c.config.engine for c in problem.candidates if not c.baseline}, key=engine_ids(settings.engines).index
@@ -139,22 +151,29 @@ first answer should come soon. GoogLeNet's was 2.5 % slower without Inductor's f
 (H100)."""
 
 
-def _quickly_started(chosen: Selection, problem: SelectionProblem, settings: Settings) -> Selection:
-    """The choice, or an equally fast one that starts quickly; engines that the user names are not left out."""
+def _slow_compilers(problem: SelectionProblem, settings: Settings) -> list[str]:
+    """The engines whose executables take seconds to load; those that the user names are not left out."""
+    competing = {candidate.config.engine for candidate in problem.candidates} - set(settings.only_engines)
+    return [engine for engine in competing if not load_engine(engine, settings.engines).starts_quickly]
+
+
+def _quickly_started(
+    chosen: Selection, problem: SelectionProblem, settings: Settings, slow: Sequence[str], *, in_time: bool
+) -> Selection:
+    """The choice, or one without slow compilers that is equally fast, or that alone can be built in time."""
     if settings.solver not in (Solver.EXACT, Solver.GREEDY):
         return chosen
-    competing = {candidate.config.engine for candidate in problem.candidates} - set(settings.only_engines)
-    slow = [engine for engine in competing if not load_engine(engine, settings.engines).starts_quickly]
     net_share = NET_SHARE if settings.effort is Effort.NONE else 0.0
-    return prefer_quick_start(problem, chosen, slow, net_share=net_share)
+    return prefer_quick_start(problem, chosen, slow, net_share=net_share if in_time else math.inf)
 
 
-def _tie_note(first: Selection, chosen: Selection) -> str:
+def _tie_note(first: Selection, chosen: Selection, *, in_time: bool) -> str:
     kept = {candidate.config.engine for candidate in chosen.chosen}
     gone = sorted({candidate.config.engine for candidate in first.chosen} - kept)
     unit, unit_us = ("ms", 1e3) if chosen.total_us >= 1e3 else ("us", 1.0)
     saved = f"{(chosen.total_us - first.total_us) / unit_us:.2f} {unit} of {chosen.total_us / unit_us:.2f}"
-    return f"{', '.join(gone)} would save {saved} and must be compiled at every start: the plan does without"
+    end = ": the plan does without" if in_time else f": the plan does without, {LACK_OF_TIME}"
+    return f"{', '.join(gone)} would save {saved} and must be compiled at every start{end}"
 
 
 def _determinism_notes(net: Net, found: SearchResult, problem: SelectionProblem) -> list[str]:

@@ -186,7 +186,8 @@ def overrun_note(deadline: Deadline, measured: int) -> str:
 
 def _cut(first: TunedPlan, deadline: Deadline) -> TunedPlan:
     """The first answer, for a call whose time is up; its notes say why nothing was measured."""
-    found = dataclasses.replace(first.found, cut=f"after {deadline.seconds:.3g} s, before anything was measured")
+    limit = f" of {deadline.seconds:.3g}" if deadline.is_limited else ""
+    found = dataclasses.replace(first.found, cut=f"after {deadline.spent_s:.3g}{limit} s, before anything was measured")
     return _noted(first, found, prediction_notes(found))
 
 

@@ -128,7 +128,7 @@ class _Job:
     ) -> BuiltPlan:
         """Select, build, and check against float64 and the clock."""
         net = self.net
-        choice = select(net, found, settings)
+        choice = select(net, found, settings, deadline)
         planned = make_plan(net, choice, settings, found=found)
         tuned_s = clock.seconds
         watch("checking the whole net", 0, 0)

@@ -180,7 +180,7 @@ class TracedGraph:
         found: SearchResult,
     ) -> _Built:
         """Select, build, and check against what PyTorch's own run was held to."""
-        choice = select(net, found, self._settings)
+        choice = select(net, found, self._settings, deadline)
         plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *known], found)
         plan, program = build_fastest(plan, net, self._settings, choice.problem, deadline=deadline)
         ways = self._ways(program)

@@ -184,7 +184,7 @@ class TrainingJob:
         deadline: Deadline,
     ) -> BuiltPlan:
         """Select, build, check."""
-        choice = select(self.net, found, settings)
+        choice = select(self.net, found, settings, deadline)
         notes = [*prediction_notes(found), *known, *database.warnings]
         planned = make_plan(self.net, choice, settings, notes, found)
         tuned_s = clock.seconds

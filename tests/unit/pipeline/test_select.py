@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,13 @@ import torch
 from torch import nn
 
 import convoy
+from convoy.deadline import Deadline
 from convoy.errors import SelectionError
 from convoy.graph.text import parse_graph
 from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.net import Net
+from convoy.pipeline.schedule_search import LACK_OF_TIME
 from convoy.pipeline.select import compared, select, stock_us
 from convoy.problem import EngineConfig, Knobs
 from convoy.regions import propose
@@ -165,6 +168,24 @@ def test_of_two_that_are_equally_fast_the_one_that_no_compiler_loads_is_chosen(
 def test_what_leaving_a_compiler_out_costs_is_said_in_milliseconds_where_the_net_takes_some() -> None:
     choice = select(*gated_net({"inductor": 40000.0, "cuda.fusion": 40110.0}, 50000.0), Settings())
     assert [note for note in choice.notes if note.startswith("inductor would save 0.11 ms of 40.11 and must")]
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "date", "winner"),
+    [
+        (0.0, "2020-01-01T00:00:00Z", "inductor"),
+        (57.0, "2020-01-01T00:00:00Z", "aten"),  # of the 3 s that are left, half is for compiling, which takes 2
+        (57.0, "2999-01-01T00:00:00Z", "inductor"),  # this process measured it: its code is there
+    ],
+)
+def test_what_a_compiler_cannot_finish_in_time_is_not_chosen(spent_s: float, date: str, winner: str) -> None:
+    net, found = gated_net({"inductor": 4.0})
+    net = replace(net, target=replace(TARGET, device="cpu"))
+    rows = {key: [replace(row, date=date) for row in of_problem] for key, of_problem in found.rows.items()}
+    deadline = Deadline(60.0, iter([0.0, *[spent_s] * 100]).__next__)
+    choice = select(net, replace(found, rows=rows), Settings(), deadline)
+    assert {candidate.config.engine for candidate in choice.selection.chosen} == {winner}
+    assert any(note.endswith(LACK_OF_TIME) for note in choice.notes) == (winner == "aten")
 
 
 def test_a_first_answer_compares_its_choice_with_others_only_when_it_is_asked() -> None:

@@ -83,6 +83,7 @@ ELSEWHERE = {
     "bench": ("tests/unit/package/test_bench_package.py", "it measures for half a minute"),
     "export --batches": ("tests/e2e/test_package.py", "it tunes a program for each batch size"),
     "export --portable": ("tests/e2e/test_package.py", "it compiles every kernel"),
+    "run --signers": ("tests/e2e/test_package.py", "it needs a signature"),
     "export --device": ("tests/gpu/package", "it needs a GPU"),
     "runtime": ("tests/e2e/test_package.py", "it compiles the runtime"),
     "prune --advise": ("tests/e2e/test_prune.py", "it measures every layer at every sparsity"),
@@ -92,7 +93,7 @@ ELSEWHERE = {
 
 def elsewhere(words: list[str]) -> tuple[str, str] | None:
     """The place where a line runs instead, and why; None if it runs here."""
-    named = ("--advise", "--batches", "--portable", *(["--device"] if words[0] == "export" else []))
+    named = ("--advise", "--batches", "--portable", "--signers", *(["--device"] if words[0] == "export" else []))
     long = [flag for flag in named if flag in words]
     return ELSEWHERE.get(" ".join([words[0], *long]))
 

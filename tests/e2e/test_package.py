@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,17 @@ def test_a_package_is_exported_and_run(convoy_command: Command, folder: Path) ->
     assert (found["batch"], found["speedup"], found["source"]) == (2, None, None)
     assert "--batch" in convoy_command.refused("run", "net.convoy", "--batch", "3")
     assert "--plan" in convoy_command.refused("run", "pooled.py:pooled", "--trust")
+    if shutil.which("ssh-keygen"):
+        key = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "key")
+        subprocess.run(key, check=True, cwd=folder)
+        (folder / "signers").write_text("me " + (folder / "key.pub").read_text(), encoding="utf-8")
+        assert "a signature in net.convoy.sig" in convoy_command.refused("run", "net.convoy", "--signers", "signers")
+        subprocess.run(
+            ("ssh-keygen", "-q", "-Y", "sign", "-n", "convoy", "-f", "key", "net.convoy"), check=True, cwd=folder
+        )
+        signed = convoy_command.works("run", "net.convoy", "--signers", "signers", "--input", "images/")
+        assert results(signed) == results(built)
+    assert "--signers" in convoy_command.refused("run", "pooled.py:pooled", "--trust", "--signers", "signers")
     path = folder / "net.convoy"
     path.write_bytes(path.read_bytes()[:-7])
     assert "whole .convoy package" in convoy_command.refused("run", "net.convoy")

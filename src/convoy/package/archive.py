@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from convoy.errors import InputError, PackageError
 from convoy.untrusted import open_file
@@ -154,8 +154,12 @@ def _parts(path: Path, members: Sequence[tuple[str, Content]]) -> list[Buffer]:
     return found
 
 
-def read_archive(path: str | Path) -> PackageArchive:
+def read_archive(path: str | Path, *, own_memory: bool = False) -> PackageArchive:
     """Open a package and check its structure. Data is not read yet.
+
+    Args:
+        path: the file.
+        own_memory: copy the file into memory of this process, so that nobody can change it any more.
 
     Raises:
         PackageError: no regular file, too large, or no archive of this profile.
@@ -164,13 +168,26 @@ def read_archive(path: str | Path) -> PackageArchive:
         size = os.fstat(file.fileno()).st_size
         if size < _END.size:
             raise _damage(path, "it is shorter than any package")
-        try:
-            # Private and writable: torch warns of tensors in memory that cannot be written to.
-            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+        try:  # private and writable: torch warns of tensors in memory that cannot be written to
+            mapped = _copied(file, size) if own_memory else mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise PackageError("package", str(path), "a file that can be mapped", str(error)) from error
     buffer = memoryview(mapped)
     return PackageArchive(str(path), _members(path, buffer), buffer)
+
+
+def _copied(file: IO[bytes], size: int) -> mmap.mmap:
+    """The content of a file, in memory of this process that begins at a page as a mapped file does."""
+    memory = mmap.mmap(-1, size)
+    at = 0
+    with memoryview(memory) as whole:
+        while at < size:
+            part = file.read(min(size - at, 1 << 24))
+            if not part:
+                raise OSError("it became shorter while it was read")
+            whole[at : at + len(part)] = part
+            at += len(part)
+    return memory
 
 
 def _damage(path: str | Path, why: str) -> PackageError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from convoy.errors import PackageError
+from convoy.errors import InputError, PackageError
 from convoy.package.archive import PackageArchive, read_archive
 from convoy.package.manifest import CudaNeeds, Manifest, check_sums, read_manifest
 from convoy.package.packaged_module import PackagedModule
@@ -12,7 +12,7 @@ from convoy.package.tensor_file import read_tensors
 
 
 def open(  # noqa: A001 - as `torch.load`: called `convoy.open`
-    path: str | Path, *, trust: bool = False
+    path: str | Path, *, trust: bool = False, signers: str | Path | None = None
 ) -> PackagedModule:
     """Open a package that `convoy.export` wrote. Needs no model source, and measures nothing.
 
@@ -21,15 +21,25 @@ def open(  # noqa: A001 - as `torch.load`: called `convoy.open`
         trust: run the compiled code that the package holds. Without it, its C kernels are compiled here from Convoy's own
             sources, as the plan names them; that needs a C compiler, but no trust in the person who made the file. A package
             for a GPU holds compiled code alone: it is refused without trust. It runs on the current CUDA device.
+        signers: trust the package if one of these people signed it, and refuse it otherwise: a file of names and public keys, as
+            `ssh-keygen -Y verify` takes it. The signature lies beside the package, in `NAME.convoy.sig`.
 
     Returns:
         A callable with the arguments and results of the exported module.
 
     Raises:
-        PackageError: the file is damaged, of another version, or for another machine.
+        InputError: `signers` cannot be used, or is given with `trust`.
+        PackageError: the file is damaged, of another version, for another machine, or not signed by one of the signers.
         CompileError: a kernel must be compiled, and cannot be.
     """
-    archive = read_archive(path)
+    if signers is not None and trust:
+        raise InputError("signers", str(signers), "nothing with trust", "Give one of the two.")
+    archive = read_archive(path, own_memory=signers is not None)
+    if signers is not None:
+        from convoy.package.signature import check_signature
+
+        check_signature(archive.buffer, archive.path, signers)
+        trust = True
     manifest = read_manifest(archive)
     if not manifest.programs:
         raise PackageError("package", archive.path, "at least one program")

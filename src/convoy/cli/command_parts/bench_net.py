@@ -20,13 +20,14 @@ Specs = tuple["TensorSpec", ...]
 """Inputs of one program."""
 
 
-def packaged_net(path: str, others: Mapping[str, object], *, trust: bool) -> BatchedNet:
+def packaged_net(path: str, others: Mapping[str, object], *, trust: bool, signers: Path | None = None) -> BatchedNet:
     """The net of a package.
 
     Args:
         path: the package.
         others: options that a package has no use for, by flag.
         trust: whether its compiled code may run.
+        signers: people whose signature is trusted (`convoy.open`).
     """
     for name, value in others.items():
         if value is not None:
@@ -34,7 +35,7 @@ def packaged_net(path: str, others: Mapping[str, object], *, trust: bool) -> Bat
     import convoy
     from convoy.measurement.scenarios.batched_net import BatchedNet
 
-    net = convoy.open(path, trust=trust)
+    net = convoy.open(path, trust=trust, signers=signers)
     specs = [tuple(one.spec for one in program.inputs) for program in net.packed]
     first = [one.spec.shape[:1] for one in (*net.packed[0].inputs, *net.packed[0].outputs)]
     sizes = batch_sizes(specs, is_batch=len(set(first)) == 1)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from convoy.zoo import Dataset
 
 
-def run_package(path: str, images: list[Path] | None, others: Mapping[str, object], *, trust: bool) -> RunResult:
+def run_package(
+    path: str, images: list[Path] | None, others: Mapping[str, object], *, trust: bool, signers: Path | None = None
+) -> RunResult:
     """Run a package on all images, as many at a time as it takes.
 
     Args:
@@ -25,6 +27,7 @@ def run_package(path: str, images: list[Path] | None, others: Mapping[str, objec
         images: files and folders; None: random inputs.
         others: options that a package has no use for, by flag.
         trust: whether its compiled code may run.
+        signers: people whose signature is trusted (`convoy.open`).
     """
     for name, value in others.items():
         if value is not None:
@@ -33,7 +36,7 @@ def run_package(path: str, images: list[Path] | None, others: Mapping[str, objec
     import convoy
     from convoy.cli.output.progress import Bar
 
-    net = convoy.open(path, trust=trust)
+    net = convoy.open(path, trust=trust, signers=signers)
     if not images:
         shape = net.inputs[0].spec.shape if net.inputs else ()
         return _result(path, net, [net.example_inputs()], shape[0] if shape else 1)

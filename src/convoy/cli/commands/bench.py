@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from convoy.cli.command_parts import bench_net
 from convoy.cli.options import bench as given
-from convoy.cli.options import shared
+from convoy.cli.options import shared, values
 from convoy.cli.output.lines import say
 from convoy.errors import InputError
 
@@ -22,6 +22,7 @@ def bench(
     device: shared.Device = None,
     weights: shared.Weights = None,
     trust: shared.Trust = False,
+    signers: shared.Signers = None,
     p99: given.P99 = None,
     seconds: given.Seconds = 30.0,
     seed: given.Seed = 0,
@@ -37,8 +38,9 @@ def bench(
         check_positive("--p99", p99)
     if model.endswith(".convoy"):
         others = {"--plan": plan, "--weights": weights, "--device": device}
-        net = bench_net.packaged_net(model, others, trust=trust)
+        net = bench_net.packaged_net(model, others, trust=trust, signers=signers)
     else:
+        values.check_no_signers(signers)
         net = bench_net.planned_net(model, plan or (), device, weights, trust=trust)
 
     from convoy.cli.output.progress import Bar

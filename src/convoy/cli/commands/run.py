@@ -40,6 +40,7 @@ def run(
     device: shared.Device = None,
     weights: shared.Weights = None,
     trust: shared.Trust = False,
+    signers: shared.Signers = None,
     as_json: given.Json = False,
 ) -> None:
     """Run MODEL by a saved PLAN, measuring nothing: the class of each image, and PyTorch and Convoy side by side.
@@ -50,8 +51,9 @@ def run(
     if model.endswith(".convoy"):
         own = {"--plan": plan, "--data": data, "--split": split, "--images": limit, "--batch": batch, "--size": size}
         others = {**own, "--dtype": dtype, "--weights": weights, "--device": device}
-        show(run_package(model, images, others, trust=trust), as_json)
+        show(run_package(model, images, others, trust=trust, signers=signers), as_json)
         return
+    values.check_no_signers(signers)
     if plan is None:
         raise InputError("--plan", None, "a plan", "Write one with `convoy optimize --plan`, or run a .convoy file.")
 

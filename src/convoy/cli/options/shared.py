@@ -24,6 +24,14 @@ Trust = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+Signers = Annotated[
+    Path | None,
+    typer.Option(
+        "--signers",
+        help="Trust a .convoy file that one of these people signed: names and public keys, as ssh-keygen takes them.",
+        rich_help_panel=MODEL,
+    ),
+]
 Input = Annotated[
     list[Path] | None,
     typer.Option(

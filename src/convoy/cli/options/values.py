@@ -99,6 +99,12 @@ def check_database(db: Path | None) -> None:
         checked_path(db)
 
 
+def check_no_signers(signers: Path | None) -> None:
+    """Refuse `--signers` with a model that is no package."""
+    if signers is not None:
+        raise InputError("--signers", str(signers), "nothing without a .convoy file", "Only packages are signed.")
+
+
 def load(model: str, weights: str | None, dtype: str | None, device: str, *, trust: bool) -> nn.Module:
     """The model in evaluation mode, on its device; where it is trusted, its file may run code. No dtype: the model's own."""
     from convoy.zoo import load_model, own_dtype

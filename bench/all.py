@@ -98,6 +98,8 @@ def jobs() -> list[Job]:
             9.0,
             ("bench/first_answer.py", *first, "--rounds", "1", "--times", "10,30", "--training", *here),
         ),
+        Job("packages", 6.0, ("bench/package.py", "--device", "cuda", *here)),
+        Job("serving", 6.0, ("bench/serving.py", "--device", "cuda", "--dtype", "fp16", *here)),
         Job("speed by time of tuning", 9.5, ("bench/tuning/tuned_share.py", "--device", "cuda", *here)),
         Job("retuning", 6.0, ("bench/tuning/retuning.py", *here)),
         Job("layers fp16", 9.0, ("bench/layers/layers.py", "fp16:half:32:resnet50", *timed)),

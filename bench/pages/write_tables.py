@@ -34,6 +34,7 @@ from bench.pruned.pruned_tables import pruned_net_table, pruned_table
 from bench.regions.tuned_regions import tuned_regions_table
 from bench.scaling.network_model import network_table, parts_table
 from bench.scaling.scaling_tables import scaling_table
+from bench.serving import serving_table
 from bench.shared.fair import before_replays
 from bench.shared.rows import Row, preferred_first, rows_of
 from bench.study.strategies_table import strategies_table
@@ -114,6 +115,7 @@ def render(page: Path) -> dict[str, str]:
         "tuned-regions": section("tuned-regions", tuned_regions_table, "Subgraphs", all_devices=every),
         "versions": section("versions", versions_table, "Two versions", all_devices=every),
         "package": section("package", package_table, "Packages", all_devices=every),
+        "serving": section("serving", serving_table, "Serving", all_devices=every),
         "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),
         "compare": section("compare", compare_table, "Frameworks side by side", all_devices=every),
         "compare-figure": figures("compare", page, all_devices=every),

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from bench.inference import latency_figure, latency_tables
 from bench.layers import gpu_layer_tables, layer_floor
+from bench.serving import UNITS as SERVING_UNITS
 from bench.shared import fair, record, svg
 from bench.shared import rows as shared_rows
 
@@ -52,7 +53,7 @@ UNITS |= {"correlation": "1", "slope_us": "us/%", "dense_cost": "1", "share_of_d
 UNITS |= {f"{start}{kind}_s": "s" for start in ("first", "again", "stored") for kind in ("", "_cpu")}
 UNITS |= {"growth_bytes": "B", "package_bytes": "B"}
 UNITS |= dict.fromkeys(("open_s", "open_cpu_s", "runtime_s", "runtime_cpu_s"), "s")
-UNITS |= {"training_first_s": "s"}
+UNITS |= {"training_first_s": "s"} | SERVING_UNITS
 UNITS |= dict.fromkeys(("error", "training_error", "speedup", "own_share"), "1")
 UNITS |= {f"{mode}overrun_{time_s}s": "1" for mode in ("", "training_") for time_s in (10, 30, 60)}
 UNITS |= dict.fromkeys(("replay_ms", "call_ms", "latency_p99_ms"), "ms")

@@ -14,6 +14,7 @@ from convoy.collection_pause import collection_paused, old_objects_skipped
 from convoy.deadline import Deadline
 from convoy.measurement import Peaks
 from convoy.measurement.device.memory_limit import memory_limited
+from convoy.measurement.processes.threaded_builds import cores_shared
 from convoy.perfdb import Database
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.ceilings import ceiling_notes, ceilings_of
@@ -133,7 +134,8 @@ class _Job:
         tuned_s = clock.seconds
         watch("checking the whole net", 0, 0)
         with builds_of(planned, net, settings) as begun:
-            check = self.check()
+            with cores_shared(begun, net.target):
+                check = self.check()
             seen = [line for line in (self.not_started, check.wrong, check.note) if line]
             notes = [*seen, *prediction_notes(found), *ceiling_notes(self.ceilings), *database.warnings]
             planned = dataclasses.replace(planned, notes=(*planned.notes, *notes))

@@ -43,7 +43,6 @@ COMPILERS: Final = ("cc", "gcc", "clang")
 
 TIMEOUT_S: Final = 300.0
 """A source of several megabytes takes gcc a minute; what takes longer is no kernel."""
-
 _OPENMP: Final = re.compile(r"/lib(gomp|iomp5|omp)[^/]*\.so[^/]*$")
 _PROBE: Final = "int convoy_probe(int a) { return a + 41; }\n"
 PROBE_TIMEOUT_S: Final = 20.0
@@ -228,6 +227,14 @@ def _run(command: Sequence[str], name: str, timeout_s: float) -> None:
         raise CompileError(name, "the C compiler refused the source", words)
 
 
+_at_work: Final[set[int]] = set()
+
+
+def compilers_at_work() -> int:
+    """How many compilers that this process started are running now: each keeps a core busy."""
+    return len(_at_work)
+
+
 def run_limited(command: Sequence[str], name: str, timeout_s: float) -> tuple[int, str]:
     """Run a compiler with a time limit; returns its exit code and the beginning of its output, decoded leniently.
 
@@ -244,6 +251,7 @@ def run_limited(command: Sequence[str], name: str, timeout_s: float) -> tuple[in
             )
         except (OSError, ValueError) as error:
             raise CompileError(name, "the C compiler could not be started", str(error)) from error
+        _at_work.add(process.pid)
         try:
             code = process.wait(timeout_s)
         except BaseException as error:  # KeyboardInterrupt too
@@ -253,6 +261,8 @@ def run_limited(command: Sequence[str], name: str, timeout_s: float) -> tuple[in
             if isinstance(error, subprocess.TimeoutExpired):
                 raise CompileError(name, f"the C compiler did not end within {timeout_s:g} s") from None
             raise
+        finally:
+            _at_work.discard(process.pid)
         said.seek(0)
         return code, escape_controls(said.read(_MOST_LOG).decode("utf-8", "replace"))
 

@@ -152,6 +152,20 @@ def test_a_compiler_that_does_not_work_is_given_up(monkeypatch, folder, tmp_path
 
 
 @needs_compiler
+def test_compilers_at_work_are_counted_while_they_run(tmp_path):
+    go, started = tmp_path / "go", tmp_path / "started"
+    found = fake(tmp_path, f"touch {started}; while [ ! -e {go} ]; do sleep 0.01; done")
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(host_compiler.run_limited, [found], "test", 60.0)
+        while not started.exists():
+            time.sleep(0.01)
+        assert host_compiler.compilers_at_work() == 1
+        go.touch()
+        assert run.result() == (0, "")
+    assert host_compiler.compilers_at_work() == 0
+
+
+@needs_compiler
 def test_what_a_compiler_started_ends_with_it(monkeypatch, tmp_path):
     mark = tmp_path / "child"
     found = fake(tmp_path, f"sh -c 'echo $$ > {mark}; sleep 60' & wait")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement import detect_target
 from convoy.measurement.processes import threaded_builds
-from convoy.measurement.processes.threaded_builds import Built, built_in_threads
+from convoy.measurement.processes.threaded_builds import Built, builds_begun, built_in_threads, cores_shared
 from convoy.pipeline import tune_in_time, whole_model
 from convoy.pipeline.check import end_to_end, net_check
 from convoy.plan import load, save
@@ -72,7 +72,7 @@ def test_each_engines_first_kernel_begins_before_all_others(monkeypatch: pytest.
     """A C source is compiled once for its engine; with one thread the order of the builds is the order in which they begin."""
     begun: list[str] = []
     monkeypatch.setattr(threaded_builds, "build", lambda engine, *_: begun.append(engine.id))
-    monkeypatch.setattr(threaded_builds, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))
+    monkeypatch.setattr(threaded_builds, "ThreadPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
     wide, narrow = (
         parse_problem(f"conv:fprop:n1c{c}h8w8k16r3s3:p1x1:s1x1:d1x1:g1:nhwc:fp32.fp32.fp32.fp32:as_torch:none")
         for c in (16, 8)
@@ -81,6 +81,55 @@ def test_each_engines_first_kernel_begins_before_all_others(monkeypatch: pytest.
     wanted = [(problem, EngineConfig(name)) for name, problem in zip(order, (wide, narrow, wide, narrow), strict=True)]
     in_threads(wanted, detect_target("cpu"))
     assert begun == ["cpu.direct", "cpu.winograd", "cpu.direct", "cpu.winograd"]
+
+
+DIRECT = tuple(
+    (
+        parse_problem(f"conv:fprop:n1c{c}h8w8k16r3s3:p1x1:s1x1:d1x1:g1:nhwc:fp32.fp32.fp32.fp32:as_torch:none"),
+        EngineConfig("cpu.direct"),
+    )
+    for c in (8, 16)
+)
+
+
+@pytest.fixture
+def four_threads() -> Generator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize(("compilers", "left"), [(0, 4), (1, 3), (3, 1), (9, 1)])
+def test_operators_leave_cores_to_compilers(compilers: int, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threaded_builds, "compilers_at_work", lambda: compilers)
+    built: Future[Built] = Future()
+    built.set_result(CompileError("cpu.direct", "no"))
+    with cores_shared({DIRECT[0]: built}, detect_target("cpu")):
+        assert torch.get_num_threads() == left
+    assert torch.get_num_threads() == 4
+    with cores_shared({DIRECT[0]: built}, H100):
+        assert torch.get_num_threads() == 4
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_kernels_are_for_the_callers_threads_whatever_it_sets_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller_has_one, found = threading.Event(), list[int]()
+
+    def counting(*_: object) -> None:
+        caller_has_one.wait(WAIT_S)
+        found.append(torch.get_num_threads())
+
+    monkeypatch.setattr(threaded_builds, "build", counting)
+    monkeypatch.setattr(threaded_builds, "compilers_at_work", lambda: 3)
+    target = detect_target("cpu")
+    with builds_begun(DIRECT, target, ()) as begun, cores_shared(begun, target):
+        assert torch.get_num_threads() == 1
+        caller_has_one.set()
+        for each in begun.values():
+            each.result()
+    assert found == [4, 4]
 
 
 def test_what_no_thread_may_build_is_built_meanwhile(

@@ -126,8 +126,13 @@ class _WinogradConvolution(NativeExecutable):
         """The weight as [tiles of channels, (m + 2)^2, c, tile], transformed in float64 and rounded once; the bias in tiles."""
         weight, bias = in_tiles(self._problem, constants, tile())
         matrix = torch.tensor(self._transform.weight, dtype=torch.float64, device=weight.device)
-        transformed = torch.einsum("ir,trsck,js->tijck", matrix, weight.double(), matrix)
-        return transformed.flatten(1, 2).float().contiguous(), bias
+        both = torch.kron(matrix, matrix)
+        transformed = weight.new_empty(len(weight), len(both), *weight.shape[3:])
+        for one, to in zip(
+            weight, transformed, strict=True
+        ):  # all at once, float64 tensors would go through memory many times
+            to.view(len(both), -1).copy_(both @ one.reshape(both.shape[1], -1).double())
+        return transformed, bias
 
     def native(self, constants: Packed) -> Native | None:
         """Transform, multiply, transform, add, activate."""

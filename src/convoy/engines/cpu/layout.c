@@ -1,7 +1,17 @@
 /* A copy between NCHW and NHWC: each image's channels by pixels, turned over. Values of 1, 2, 4 or 8 bytes.
  *
  * A unit is some pixels of an image. Few channels, an image's, are side by side at once; more go in squares that a cache holds.
+ *
+ * BYTES may be given by the compiler's flags, if the function is for values of that size alone, and LAYOUT, its name.
  */
+#ifdef BYTES
+#define HAS(bytes) (BYTES == (bytes))
+#else
+#define HAS(bytes) 1
+#endif
+#ifndef LAYOUT
+#define LAYOUT convoy_layout
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 #define PIXELS 2048 /* of a unit */
@@ -40,7 +50,7 @@ COPY(4, uint32_t)
 COPY(8, uint64_t)
 
 /* The whole problem: x and y. Settings: images, channels, pixels, whether to NHWC, bytes of a value, threads. */
-void convoy_layout(const int64_t *settings, void *const *tensors) {
+void LAYOUT(const int64_t *settings, void *const *tensors) {
     int64_t images = settings[0], channels = settings[1], pixels = settings[2], to_nhwc = settings[3], bytes = settings[4];
     int64_t parts = (pixels + PIXELS - 1) / PIXELS, units = images * parts;
     PARALLEL_FOR(static, unit, units, least(settings[5], units)) {
@@ -49,10 +59,10 @@ void convoy_layout(const int64_t *settings, void *const *tensors) {
         void *y = (char *)tensors[1] + at;
         int64_t last = least(pixels, first + PIXELS);
         switch (bytes) {
-        case 1: copy_1(x, y, channels, pixels, first, last, to_nhwc); break;
-        case 2: copy_2(x, y, channels, pixels, first, last, to_nhwc); break;
-        case 4: copy_4(x, y, channels, pixels, first, last, to_nhwc); break;
-        case 8: copy_8(x, y, channels, pixels, first, last, to_nhwc); break;
+        case 1: if (HAS(1)) copy_1(x, y, channels, pixels, first, last, to_nhwc); break;
+        case 2: if (HAS(2)) copy_2(x, y, channels, pixels, first, last, to_nhwc); break;
+        case 4: if (HAS(4)) copy_4(x, y, channels, pixels, first, last, to_nhwc); break;
+        case 8: if (HAS(8)) copy_8(x, y, channels, pixels, first, last, to_nhwc); break;
         }
     }
 }

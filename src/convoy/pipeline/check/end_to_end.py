@@ -43,7 +43,8 @@ LEAST_ROUND_S = 0.02
 
 SETTLED_S = 0.1
 """Before a shorter round on a CPU, one call is not timed: the threads of the library that ran before spin on the same cores for
-some milliseconds after their last call (AlexNet after ONNX Runtime took 32 ms instead of 17)."""
+some milliseconds after their last call (AlexNet after ONNX Runtime took 32 ms instead of 17). In a first answer both programs run
+on PyTorch's threads."""
 
 WORST_ERROR = 4.0
 """Allowed error of outputs or gradients as a whole, as a multiple of the error of PyTorch's own run against float64. Each
@@ -151,7 +152,8 @@ def interleave(
         rounds: timed rounds, on a GPU after one that is dropped if rounds are short.
         least_s: least duration of a round. Work of the host before the first launch counts once per round.
         most_s: time after which no further round begins, if there are `LEAST_ROUNDS`.
-        warm: every program has run before, so that the first run counts as a round where no program is short.
+        warm: every program has run before, and all run on the same threads. Then no run is untimed, and where one run makes a
+            round the first counts.
     """
     begin = time.perf_counter()
     once = {name: _once_s(run, least_s, cuda=cuda, warm=warm) for name, run in runs.items()}
@@ -159,13 +161,13 @@ def interleave(
     short = {name for name, took in once.items() if took * repeats[name] < SETTLED_S}
     samples: dict[str, list[float]] = {name: [] for name in runs}
     first = 0 if short and cuda else 1  # on a CPU an untimed call precedes each short round anyway
-    if warm and not short:
+    if warm and set(repeats.values()) == {1}:
         samples, first = {name: [took * 1e3] for name, took in once.items()}, 2
     for index in range(first, rounds + 1):
         if index > LEAST_ROUNDS and time.perf_counter() - begin > most_s:
             break
         for name, run in runs.items():
-            if not cuda and name in short:
+            if not cuda and not warm and name in short:
                 run()
             elapsed = _round(run, repeats[name], cuda=cuda)
             if index:

@@ -77,6 +77,14 @@ def test_programs_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     found = interleave({"a": program("a", 0.5), "b": program("b", 0.25)}, cuda=False, rounds=3, warm=True)
     assert found == {"a": Latency("a", (500.0,) * 3), "b": Latency("b", (250.0,) * 3)}
     assert order == ["a", "b"] * 3  # each has run before: the first run counts
+    order.clear()
+    short = {"a": program("a", 0.04), "b": program("b", 0.03)}
+    assert interleave(short, cuda=False, rounds=3, warm=True)["a"].samples_ms == pytest.approx([40.0] * 3)
+    assert order == ["a", "b"] * 3
+    order.clear()
+    shorter = {"a": program("a", 0.04), "b": program("b", 0.01)}
+    assert interleave(shorter, cuda=False, rounds=3, warm=True)["b"].samples_ms == pytest.approx([10.0] * 3)
+    assert order == ["a", "b", "b", *["a", "b", "b"] * 3]  # a run of 10 ms is no round
 
 
 def test_a_short_program_is_repeated_until_the_clock_can_see_it(monkeypatch: pytest.MonkeyPatch) -> None:

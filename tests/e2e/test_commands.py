@@ -87,6 +87,19 @@ def test_effort_none_measures_nothing(convoy_command: Command, folder: Path) -> 
     assert summary(folder / "none.json")["tuning"]["measured"] == 0
 
 
+def test_the_profile_is_a_table_and_a_trace(convoy_command: Command, folder: Path) -> None:
+    arguments = ("--effort", "none", "--profile", "tuning.json")
+    done = convoy_command("optimize", *SMALL, *ONE, *arguments)
+    assert done.code == 0
+    assert re.search(r"^phase +seconds +share +runs$", done.err, re.MULTILINE)
+    events = json.loads((folder / "tuning.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {"capture", "spaces", "select", "build", "check"} <= {event["name"] for event in spans}
+    builds = [event["args"]["engine"] for event in spans if event["name"] == "build"]
+    assert builds
+    assert all(builds)
+
+
 def test_a_budget_that_fits_is_kept(convoy_command: Command, folder: Path) -> None:
     convoy_command.works("optimize", *SMALL, *ONE, "--memory-budget-bytes", "1MiB", "--json", "budget.json")
     assert summary(folder / "budget.json")["memory"]["peak_bytes"] <= 1 << 20

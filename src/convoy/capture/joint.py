@@ -6,7 +6,6 @@ The one module that uses `torch._functorch`: torch 2.11 to 2.13 have no public n
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +20,6 @@ from convoy.capture.passes.remove_restrides import remove_restrides
 from convoy.capture.recording.undecomposed import undecomposed
 from convoy.capture.traced_step import SharedGradientError, TracedStep, UnliftedError, UnusedParametersError
 from convoy.capture.tracer_words import tracer_words
-from convoy.engines.group_norm_backward import GroupNormGuard
 from convoy.errors import CaptureError, InputError
 
 _TRIES = 5
@@ -126,11 +124,11 @@ def _trace(step: TracedStep, *, deterministic: bool) -> Joint:
 
     names = step.names
     try:
-        # The tracer runs operators on the real tensors, and PyTorch's kernel may crash.
-        guard = GroupNormGuard() if step.device.type == "cpu" else nullcontext()
         autocast = torch.autocast(step.device.type, enabled=False)
-        with guard, quiet(), undecomposed(deterministic=deterministic), torch.enable_grad(), autocast:
-            made = aot_export_module(step, step.leaves, trace_joint=True, output_loss_index=0)
+        with (
+            step.faked() as leaves, quiet(), undecomposed(deterministic=deterministic), torch.enable_grad(), autocast,
+        ):  # fmt: skip
+            made = aot_export_module(step, leaves, trace_joint=True, output_loss_index=0)
     except (CaptureError, InputError, UnliftedError):
         raise
     except Exception as error:  # the tracer runs the user's forward: anything may come out of it

@@ -146,6 +146,23 @@ class TracedStep(nn.Module):
             found = cast("Sequence[torch.Tensor | None]", torch.autograd.grad(loss, wanted, allow_unused=True))
         return [name for name, gradient in zip(self.learned, found, strict=True) if gradient is None]
 
+    @contextlib.contextmanager
+    def faked(self) -> Generator[tuple[torch.Tensor, ...]]:
+        """A context in which the parameters and buffers are fake tensors; gives the batch's leaves as such.
+
+        The tracer runs the joint graph on the tensors that it is given: on real ones that would be a whole training step.
+        """
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        before = dict(self._parameters), dict(self._buffers)
+        try:
+            for held in cast("list[dict[str, Any]]", [self._parameters, self._buffers]):
+                for slot, tensor in held.items():
+                    held[slot] = mode.from_tensor(tensor)
+            yield tuple(mode.from_tensor(leaf) for leaf in self.leaves)
+        finally:
+            self._parameters.update(before[0])
+            self._buffers.update(before[1])
+
     def check_python_state(self) -> None:
         """Refuse what a graph would leave out.
 

@@ -46,10 +46,7 @@ def group_norm_gradients(dy: torch.Tensor, x: torch.Tensor, *rest: Any) -> tuple
 
 
 def without_input_gradient(graph: Graph) -> int:
-    """How many group norms of a graph have a backward pass for weight and bias alone.
-
-    A graph that was traced under the guard asks for the input's gradient too, and nobody reads it.
-    """
+    """How many group norms of a graph have a backward pass for weight and bias alone, or one whose `dx` nobody reads."""
     return sum(
         node.op == GROUP_NORM_BACKWARD and (not node.outputs[0] or not node.args[-1][0])  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
         for node in graph.nodes

@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from convoy.engines.torch_flags import unsearched_convolutions
 from convoy.errors import CaptureError
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.training.stock_step import StockStep
@@ -28,15 +29,16 @@ def check_repeats(step: StockStep) -> None:
         CaptureError: the second loss is another one.
     """
     tensors = step.tensors
+    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     try:
-        with fixed_seed():
+        with fixed_seed(), unsearched_convolutions(device):
             first = step.forward()[-1].detach().double()
         with torch.no_grad():
             for name, tensor in step.tensors.items():
                 if not torch.equal(tensor, before[name]):
                     tensor.copy_(before[name])
-        with fixed_seed():
+        with fixed_seed(), unsearched_convolutions(device):
             second = step.forward()[-1].detach().double()
     except Exception:  # out of memory, or an error of the user's code
         return

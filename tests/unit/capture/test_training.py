@@ -109,6 +109,18 @@ def test_channels_last_gives_the_same_graph():
     compare(pooled, cross_entropy, (x.contiguous(memory_format=torch.channels_last), y))
 
 
+def test_tracing_computes_nothing() -> None:
+    """The activations of this batch would take a petabyte: a run on real tensors fails."""
+    images = torch.zeros(1, 3, 32, 32).expand(1 << 30, 3, 32, 32)
+    model = nn.Sequential(nn.Conv2d(3, 256, 3, padding=1), nn.BatchNorm2d(256), nn.ReLU())
+    held = dict(model.named_parameters()) | dict(model.named_buffers())
+    before = {name: (id(tensor), tensor.clone()) for name, tensor in held.items()}
+    capture = capture_training(model, lambda y: y.mean(), (images,))
+    assert capture.captured.graph.values[capture.captured.graph.inputs[-1]].spec.shape == tuple(images.shape)
+    after = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert all(id(after[name]) == key and torch.equal(after[name], old) for name, (key, old) in before.items())
+
+
 def test_what_does_not_learn_has_no_gradient_and_what_is_in_evaluation_mode_is_not_updated():
     model = Small()
     model.stem.weight.requires_grad_(False)

@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "fp16", "bf16"))
     parser.add_argument("--seeds", type=int, default=3, help="schedules of arrivals")
     parser.add_argument("--seconds", type=float, default=30.0, help="for all scenarios of one schedule")
-    parser.add_argument("--tune-seconds", type=float, default=120.0, help="for the export, with all batch sizes")
+    parser.add_argument("--tune-seconds", type=float, default=180.0, help="for the export, with all batch sizes")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     from convoy.compare.runs.manifest import host

@@ -45,7 +45,7 @@ def test_each_seed_is_a_run_and_the_median_a_row(script: Any, monkeypatch: pytes
     )
     script.main()
     export, *benches = asked
-    assert [*export[:2], *export[4:8]] == ["export", "net", "--batches", "1,8", "--time", 120.0]
+    assert [*export[:2], *export[4:8]] == ["export", "net", "--batches", "1,8", "--time", 180.0]
     assert [one[-2:] for one in benches] == [("--seed", 0), ("--seed", 1), ("--seed", 2)]
     (file,) = tmp_path.glob("serving-*.csv")
     with file.open(newline="", encoding="utf-8") as lines:

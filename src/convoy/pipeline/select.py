@@ -97,8 +97,10 @@ def _select(net: Net, found: SearchResult, settings: Settings, deadline: Deadlin
     first = solve(with_launches, _solver_name(settings))
     slow = _slow_compilers(with_launches, settings)
     compiled = {(one.problem, one.config) for one in first.chosen if one.config.engine in slow}
-    in_time = fits_in_time(compiled, found.rows, device, deadline)
-    chosen = _quickly_started(first, with_launches, settings, slow, in_time=in_time)
+    chosen = _quickly_started(first, with_launches, settings, slow, in_time=True)
+    in_time = chosen is not first or fits_in_time(compiled, found.rows, device, deadline)
+    if not in_time:
+        chosen = _quickly_started(first, with_launches, settings, slow, in_time=False)
     if chosen is not first:
         notes.append(_tie_note(first, chosen, in_time=in_time))
     selection = without_launch_costs(chosen, problem, device)

@@ -188,6 +188,14 @@ def test_what_a_compiler_cannot_finish_in_time_is_not_chosen(spent_s: float, dat
     assert any(note.endswith(LACK_OF_TIME) for note in choice.notes) == (winner == "aten")
 
 
+def test_what_is_left_out_as_equally_fast_is_not_left_out_for_lack_of_time() -> None:
+    net, found = gated_net({"inductor": 4.0, "cuda.fusion": 4.07})
+    net = replace(net, target=replace(TARGET, device="cpu"))
+    choice = select(net, found, Settings(), Deadline(60.0, iter([0.0, *[60.0] * 100]).__next__))
+    assert [candidate.config.engine for candidate in choice.selection.chosen] == ["cuda.fusion"]
+    assert not any(note.endswith(LACK_OF_TIME) for note in choice.notes)
+
+
 def test_a_first_answer_compares_its_choice_with_others_only_when_it_is_asked() -> None:
     net, found = gated_net({"inductor": 4.0, "cuda.fusion": 3.0, "triton.pooling": 3.5})
     settings = Settings(effort="none")

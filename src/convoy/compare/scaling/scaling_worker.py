@@ -46,6 +46,8 @@ def main() -> NoReturn:
 
     try:
         stage("start")
+        if job["request"]["device"] == "cuda":
+            _see_own_gpu()
         for module in IMPORTED[parts_of(job["provider"])[0]]:
             importlib.import_module(module)
         _await_turn(folder)
@@ -65,6 +67,17 @@ def main() -> NoReturn:
     os._exit(0)
 
 
+def _see_own_gpu() -> None:
+    """Hide the other processes' GPUs, before CUDA starts: this one's is device 0 then.
+
+    Inductor's cache has other entries for each number of a device: the second process would compile again what the first one has
+    compiled.
+    """
+    local = int(os.environ["LOCAL_RANK"])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local] if visible else str(local)
+
+
 def _await_turn(folder: Path) -> None:
     while not (folder / TURN).exists():
         time.sleep(0.05)
@@ -75,7 +88,7 @@ def _join(job: dict[str, Any]) -> torch.device:
     request = job["request"]
     limit = dt.timedelta(seconds=float(request["timeout_s"]))
     if request["device"] == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", timeout=limit, device_id=device)
         return device

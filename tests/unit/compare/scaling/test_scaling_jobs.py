@@ -528,6 +528,15 @@ def test_a_process_ends_without_taking_itself_apart(monkeypatch, tmp_path: Path,
     assert order == [True, 0]
 
 
+@pytest.mark.parametrize(("visible", "own"), [("", "1"), ("4,6", "6"), ("GPU-a,GPU-b", "GPU-b")])
+def test_each_process_sees_its_own_gpu_alone(monkeypatch: pytest.MonkeyPatch, visible: str, own: str) -> None:
+    """As device 0, so that all share the entries of a compiler's cache."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    scaling_worker._see_own_gpu()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+
+
 def scaled(monkeypatch, tmp_path: Path, *words: str, row=lambda job: result_row(job, result(0.01))):
     """`convoy scale` in a folder, with rows from here; the jobs that were started, and what it said."""
     started: list[ScalingJob] = []

@@ -187,7 +187,6 @@ def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
         ]
         traced = make_fx(piece)(*examples)
         del mode
-    # Threads are compiled in: naming them keeps code made by a process with other threads apart in Inductor's cache. On a GPU a
     # The number of threads is compiled in: with it in the options, Inductor's cache keeps code of processes with other thread
     # counts apart. On a GPU a subgraph has one or two kernels: compiling them in Inductor's own processes took 20 of the 46 s
     # in which DenseNet-121's 62 subgraphs were loaded from the cache (batch 32, H200).

@@ -111,7 +111,7 @@ def run(
                         status="timeout", reason=f"no end after {limit_s:g} s{_stages(folder) or _alone(job)}"
                     )
                 finally:
-                    _end(process)
+                    _end(process)  # before the turn ends, and with it the right to the GPUs
         finally:
             _end(process)
         return _conclude(job, folder, code, said)

@@ -43,6 +43,7 @@ COMPILERS: Final = ("cc", "gcc", "clang")
 
 TIMEOUT_S: Final = 300.0
 """A source of several megabytes takes gcc a minute; what takes longer is no kernel."""
+
 _OPENMP: Final = re.compile(r"/lib(gomp|iomp5|omp)[^/]*\.so[^/]*$")
 _PROBE: Final = "int convoy_probe(int a) { return a + 41; }\n"
 PROBE_TIMEOUT_S: Final = 20.0

@@ -128,9 +128,8 @@ class _WinogradConvolution(NativeExecutable):
         matrix = torch.tensor(self._transform.weight, dtype=torch.float64, device=weight.device)
         both = torch.kron(matrix, matrix)
         transformed = weight.new_empty(len(weight), len(both), *weight.shape[3:])
-        for one, to in zip(
-            weight, transformed, strict=True
-        ):  # all at once, float64 tensors would go through memory many times
+        # Tile by tile: float64 tensors of all at once would go through memory many times.
+        for one, to in zip(weight, transformed, strict=True):
             to.view(len(both), -1).copy_(both @ one.reshape(both.shape[1], -1).double())
         return transformed, bias
 

@@ -47,7 +47,7 @@ def main() -> NoReturn:
     try:
         stage("start")
         if job["request"]["device"] == "cuda":
-            _see_own_gpu()
+            _number_own_gpu_first()
         for module in IMPORTED[parts_of(job["provider"])[0]]:
             importlib.import_module(module)
         _await_turn(folder)
@@ -67,15 +67,16 @@ def main() -> NoReturn:
     os._exit(0)
 
 
-def _see_own_gpu() -> None:
-    """Hide the other processes' GPUs, before CUDA starts: this one's is device 0 then.
+def _number_own_gpu_first() -> None:
+    """Let this process's GPU be device 0, before CUDA starts; the others follow, which peers must see.
 
     Inductor's cache has other entries for each number of a device: the second process would compile again what the first one has
     compiled.
     """
-    local = int(os.environ["LOCAL_RANK"])
+    local, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local] if visible else str(local)
+    devices = visible.split(",") if visible else [str(index) for index in range(count)]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join((*devices[local:], *devices[:local]))
 
 
 def _await_turn(folder: Path) -> None:

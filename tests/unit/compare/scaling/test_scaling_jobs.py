@@ -528,12 +528,15 @@ def test_a_process_ends_without_taking_itself_apart(monkeypatch, tmp_path: Path,
     assert order == [True, 0]
 
 
-@pytest.mark.parametrize(("visible", "own"), [("", "1"), ("4,6", "6"), ("GPU-a,GPU-b", "GPU-b")])
-def test_each_process_sees_its_own_gpu_alone(monkeypatch: pytest.MonkeyPatch, visible: str, own: str) -> None:
-    """As device 0, so that all share the entries of a compiler's cache."""
+@pytest.mark.parametrize(
+    ("visible", "own"), [("", "1,2,0"), ("4,6,7", "6,7,4"), ("GPU-a,GPU-b,GPU-c", "GPU-b,GPU-c,GPU-a")]
+)
+def test_each_process_numbers_its_own_gpu_first(monkeypatch: pytest.MonkeyPatch, visible: str, own: str) -> None:
+    """So that all share the entries of a compiler's cache."""
     monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    scaling_worker._see_own_gpu()
+    scaling_worker._number_own_gpu_first()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == own
 
 

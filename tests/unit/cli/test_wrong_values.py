@@ -117,6 +117,7 @@ TEXTS = {
     "--run": "absent/out",
     "--save-plan": "absent/out",
     "--scope": "globe",
+    "--signers": "absent/signers",
     "--size": "12x",
     "--skip": "nobody",
     "--solver": "magic",

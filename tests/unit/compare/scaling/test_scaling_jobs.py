@@ -509,7 +509,7 @@ def test_a_process_ends_without_taking_itself_apart(monkeypatch, tmp_path: Path,
 
     (tmp_path / "job.json").write_text(json.dumps(JOB.to_dict()))
     (tmp_path / scaling_launch.TURN).touch()
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0"}.items():
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path)])
     monkeypatch.setattr(scaling_worker, "_end_with_parents", lambda: None)

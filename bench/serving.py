@@ -52,7 +52,7 @@ HEADS = (
 
 
 def convoy(*words: object) -> str:
-    """What a command prints, in a fresh process."""
+    """Run a command of Convoy in a fresh process; its standard output."""
     command = [sys.executable, "-m", "convoy", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

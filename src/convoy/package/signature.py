@@ -12,7 +12,7 @@ from convoy.errors import InputError, PackageError
 from convoy.package.archive import Buffer
 
 NAMESPACE: Final = "convoy"
-"""What the signature is for, so that a signature of the same key under something else does not count."""
+"""The purpose that is signed with the content: a signature by the same key for another purpose is refused."""
 
 SUFFIX: Final = ".sig"
 TIMEOUT_S: Final = 120.0

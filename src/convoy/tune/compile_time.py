@@ -1,4 +1,4 @@
-"""Whether slow compilers can build what was chosen in the time that a call has left."""
+"""Estimates whether compilers finish the chosen subgraphs in the time that a call has left."""
 
 from __future__ import annotations
 

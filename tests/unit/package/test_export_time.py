@@ -1,4 +1,4 @@
-"""`time_s` of an export: all its programs share it, and what follows tuning has a part of it."""
+"""`time_s` bounds a whole export: the tuning of all its programs, and building and checking them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def builds_begun(wanted: Iterable[BuildItem], target: Target, extra_engines: tup
 
 
 def _set_own_threads(threads: int) -> None:
-    """Kernels in C are built for as many threads as the caller has, whatever the caller sets meanwhile (`cores_shared`)."""
+    """C kernels use as many threads as the caller has now; `cores_shared` may lower the number while they are built."""
     torch.get_num_threads()  # a thread's first question sets its number to that which any thread set last
     torch.set_num_threads(threads)
 

@@ -97,7 +97,7 @@ def request_of(options: argparse.Namespace, net: str, batch: int) -> ScaleReques
 
 
 def measure(options: argparse.Namespace) -> Run:
-    """Run all stages; the run file and the CSV are written after each row."""
+    """Run all jobs; the run file and the CSV are written after each row."""
     clock = Clock(options.seconds)
     beside = ", jobs beside each other on other GPUs" if options.beside else ""
     protocol = (

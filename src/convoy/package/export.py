@@ -97,10 +97,11 @@ def export(
         CaptureError: the module cannot be captured as one graph.
         CompileError: the kernels could not be compiled.
     """
-    deadline = Deadline((options := checked_settings(settings)).time_s)
+    options = checked_settings(settings)
+    deadline = Deadline(options.time_s)
     check_path(Path(path))
     stock = model.stock if isinstance(model, OptimizedModule) else checked_model(model)
-    plan = plans.load(Path(plan)) if isinstance(plan, (str, Path)) else plan
+    plan = plan if plan is None or isinstance(plan, Plan) else plans.load(Path(plan))
     if more_args and (args is None or plan is not None):
         raise InputError("more_args", len(more_args), "args and no plan", "Export what `convoy.optimize` returned.")
     with preserve_global_state():

@@ -17,6 +17,7 @@
 #define TILE (VECTORS * LANES)
 #define LINE 16         /* floats of a line of the cache */
 #define SOON (2 * LINE) /* so far ahead of its use an input value is fetched */
+#define POINTS 16       /* more than PIXELS */
 
 typedef struct {
     int64_t n, c, h, w, k, r, s, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, p, q;
@@ -145,16 +146,44 @@ INLINE void add_taps(const int pixels, const int vectors, vec sums[PIXELS][VECTO
         }
 }
 
+/* Whether a filter is one tap, and the pixels of a block are pixels of the input that follow each other. */
+INLINE int64_t is_pointwise(const Sizes *z) {
+    return z->r * z->s == 1 && z->stride_h * z->stride_w == 1 && z->p == z->h && z->q == z->w && !z->pad_h && !z->pad_w;
+}
+
+/* `add_taps` of a block that `is_pointwise`: a step of its loop finds its inputs by two pointers, so that short runs of channels
+ * are as fast as long ones. */
+INLINE void add_points(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, int64_t first) {
+    const int64_t step = u->z->c;
+    const stored *x = u->image + first * step + u->first_c, *end = x + u->last_c - u->first_c;
+    const float *weight = u->weight + u->first_c * TILE;
+    for (const char *ahead = u->ahead; x < end; x++, weight += TILE, ahead += u->step) {
+        const stored *fourth = x + 3 * step;
+        vec row[VECTORS];
+        __builtin_prefetch(ahead, 0, 2);
+        UNROLLED for (int v = 0; v < vectors; v++) row[v] = *(const vec *)(weight + v * LANES);
+        UNROLLED for (int i = 0; i < pixels; i++) {
+            vec value = all_lanes(from_stored(i < 3 ? x[i * step] : fourth[(i - 3) * step]));
+            UNROLLED for (int v = 0; v < vectors; v++) sums[i][v] += value * row[v];
+        }
+    }
+}
+
 /* Some pixels from `first` on, which is number `in_band` of its band, by one part of a tile. */
-INLINE void add_block(const int pixels, const int vectors, const Work *u, int64_t first, int64_t in_band) {
+INLINE void add_block(const int pixels, const int vectors, const int points, const Work *u, int64_t first, int64_t in_band) {
     float *held = u->held + in_band * TILE;
     vec sums[PIXELS][VECTORS];
-    Places at;
-    int64_t within = placed(u, first, pixels, &at), next = u->begins ? 0 : TILE;
+    int64_t next = u->begins ? 0 : TILE;
     const float *begun = u->begins ? u->bias : held;
     UNROLLED for (int i = 0; i < pixels; i++, begun += next)
         UNROLLED for (int v = 0; v < vectors; v++) sums[i][v] = *(const vec *)(begun + v * LANES);
-    add_taps(pixels, vectors, sums, u, &at, within);
+    if (points) {
+        add_points(pixels, vectors, sums, u, first);
+    } else {
+        Places at;
+        int64_t within = placed(u, first, pixels, &at);
+        add_taps(pixels, vectors, sums, u, &at, within);
+    }
     if (u->ends) {
         finish(pixels, vectors, sums, u, first);
         return;
@@ -170,17 +199,21 @@ INLINE void add_part(const int vectors, Work *u, int64_t first_block, int64_t la
     int64_t pixels = z->p * z->q, origin = pixels * first_block / blocks, count = last_block - first_block;
     int64_t floats = (u->last_r - u->first_r) * z->s * (u->last_c - u->first_c) * TILE;
     const char *next = (const char *)(u->weight + (u->first_r * z->s * z->c + u->first_c) * TILE + floats);
+    /* An image of 25 pixels or more has no smaller blocks: few have, so that they are not compiled a second time. */
+    int64_t points = is_pointwise(z) && pixels / blocks >= PIXELS - 1 ? POINTS : 0;
     u->step = TILE * sizeof(float) / count;
     for (int64_t block = first_block; block < last_block; block++) {
         int64_t first = pixels * block / blocks, last = pixels * (block + 1) / blocks;
         u->ahead = next + (block - first_block) * floats * sizeof(float) / count;
-        switch (last - first) {
-        case 1: add_block(1, vectors, u, first, first - origin); break;
-        case 2: add_block(2, vectors, u, first, first - origin); break;
-        case 3: add_block(3, vectors, u, first, first - origin); break;
-        case 4: add_block(4, vectors, u, first, first - origin); break;
-        case 5: add_block(5, vectors, u, first, first - origin); break;
-        case 6: add_block(6, vectors, u, first, first - origin); break;
+        switch (last - first + points) {
+        case 1: add_block(1, vectors, 0, u, first, first - origin); break;
+        case 2: add_block(2, vectors, 0, u, first, first - origin); break;
+        case 3: add_block(3, vectors, 0, u, first, first - origin); break;
+        case 4: add_block(4, vectors, 0, u, first, first - origin); break;
+        case 5: add_block(5, vectors, 0, u, first, first - origin); break;
+        case 6: add_block(6, vectors, 0, u, first, first - origin); break;
+        case POINTS + 5: add_block(5, vectors, 1, u, first, first - origin); break;
+        case POINTS + 6: add_block(6, vectors, 1, u, first, first - origin); break;
         }
     }
 }

@@ -94,7 +94,16 @@ class Database:
         rows = self._store.read(lambda connection: sql.lookup(connection, problem, target, protocol))
         own = {row.config for row in rows}
         rows += [row for row in self._shipped(target, lambda s: s.lookup(problem, protocol)) if row.config not in own]
-        return sorted(rows, key=lambda row: (row.config.engine, row.config.version, str(row.config.knobs)))
+        return _ordered(rows)
+
+    def measured(self, problem: str, target: str, protocol: str) -> list[Measurement]:
+        """The rows of `lookup` that need not be measured again: those that ship for a CPU only predict.
+
+        Machines with the same processor differ in memory, clock rates and what else they run. GPUs of one name do not.
+        """
+        if not self._tables.is_of_cpu(target):
+            return self.lookup(problem, target, protocol)
+        return _ordered(self._store.read(lambda connection: sql.lookup(connection, problem, target, protocol)))
 
     def _shipped(self, target: str, ask: Callable[[ShippedTable], Sequence[Measurement]]) -> Sequence[Measurement]:
         """The answer of the results that ship for a target."""
@@ -271,6 +280,10 @@ class Database:
         removed = self._store.write(lambda connection: sql.delete(connection, filters))
         self._store.shrink()
         return removed
+
+
+def _ordered(rows: Iterable[Measurement]) -> list[Measurement]:
+    return sorted(rows, key=lambda row: (row.config.engine, row.config.version, str(row.config.knobs)))
 
 
 def _filters(**words: str) -> dict[str, str]:

@@ -80,6 +80,13 @@ class ShippedTables:
     def __init__(self, warnings: list[str]) -> None:
         self._warnings = warnings
         self._opened: dict[str, ShippedTable | None] = {}
+        self._cpus: frozenset[str] | None = None
+
+    def is_of_cpu(self, target: str) -> bool:
+        """Whether rows ship for a target and it is a CPU."""
+        if self._cpus is None:
+            self._cpus = frozenset(digest for digest, found in shipped_descriptions().items() if found.device == "cpu")
+        return target in self._cpus
 
     def query(self, target: str, question: Callable[[ShippedTable], Answer], otherwise: Answer) -> Answer:
         """The answer of a target's table; `otherwise` if there is none, or if its file is damaged."""

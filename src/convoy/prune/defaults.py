@@ -49,7 +49,7 @@ def measure_defaults(
         refused = {engine.id: support.reason for engine, (support, _) in offers.items() if not support}
         spaces = [[engine.config(knobs) for knobs in space] for engine, (_, space) in offers.items() if space]
         valid = {config for space in spaces for config in space}
-        rows = [row for row in database.lookup(problem.key, target.digest, protocol.id) if row.config in valid]
+        rows = [row for row in database.measured(problem.key, target.digest, protocol.id) if row.config in valid]
         found[problem.key], refusals[problem.key] = rows, refused
         from_database += len(rows)
         known = {row.config for row in rows}

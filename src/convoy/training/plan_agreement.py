@@ -126,7 +126,7 @@ def measured_share(
     with Database.open(settings.db) as database:
         found = measure(net, settings, database, observer, (index, count), measuring)
         # As the clock gave them: in `found` are rows that these settings rule out, without their times.
-        rows = [row for key in found.rows for row in database.lookup(key, net.target.digest, protocol)]
+        rows = [row for key in found.rows for row in database.measured(key, net.target.digest, protocol)]
     problems = distinct_problems(net.regions, net.copies)
     texts = subgraph_texts(p for p in problems if p.key in found.rows)
     with Database.memory() as box, tempfile.TemporaryDirectory() as folder:

@@ -34,6 +34,10 @@ class RowStore(Interface):
         """Rows of a problem on a target by a protocol."""
         ...
 
+    def measured(self, problem: str, target: str, protocol: str, /) -> Sequence[Measurement]:
+        """Those that need not be measured again."""
+        ...
+
     def put(
         self, rows: Sequence[Measurement], texts: Mapping[str, str] = ..., /, *, targets: Sequence[Target] = ...
     ) -> object:
@@ -53,11 +57,11 @@ def known_rows(
     problem: Problem, target: Target, equivalent: Sequence[Target], protocol: Protocol, database: RowStore
 ) -> list[Measurement]:
     """A problem's rows on a target, and on equivalent targets if it does not depend on precision settings."""
-    own = database.lookup(problem.key, target.digest, protocol.id)
+    own = database.measured(problem.key, target.digest, protocol.id)
     others = (
         []
         if depends_on_precision(problem)
-        else [database.lookup(problem.key, other.digest, protocol.id) for other in equivalent]
+        else [database.measured(problem.key, other.digest, protocol.id) for other in equivalent]
     )
     return reusable_rows(reuse_rows(own, chain.from_iterable(others), target), target)
 
@@ -153,14 +157,14 @@ class PredictorSource:
         self._related: Sequence[Target] | None = None
 
     def related_rows(self, problem: Problem) -> Sequence[Measurement]:
-        """The rows of a subgraph on the first related device that has some, their times scaled (`Target.time_factor`).
+        """The rows of a subgraph on the first device that has some, their times scaled (`Target.time_factor`).
 
-        Those of layers are among `with_rows`.
+        The devices are this one and then the related ones. Rows of layers are among `with_rows`.
         """
         if not isinstance(problem, SubgraphProblem):
             return ()
         if self._related is None:
-            self._related = predicting_targets(self._target, self._database.targets().values())
+            self._related = [self._target, *predicting_targets(self._target, self._database.targets().values())]
         for related in self._related:
             for protocol in (self._protocol.id, *self._protocol.earlier):
                 if rows := self._database.lookup(problem.key, related.digest, protocol):

@@ -75,6 +75,21 @@ def test_slow_candidates_are_pruned_and_the_baseline_never():
     assert row.samples >= 2
 
 
+@pytest.mark.parametrize(("late", "runs", "samples"), [(0, 1, 3), (1, 2, 3), (4, 5, 3), (99, 7, 1)])
+def test_who_is_late_for_a_moment_on_a_cpu_is_not_pruned(monkeypatch, late, runs, samples):
+    """Another program takes a core for some milliseconds, often for two runs in a row."""
+    taken = []
+
+    def first_run(launch, device):
+        taken.append(8000.0 if len(taken) < late else 30.0)
+        return taken[-1]
+
+    monkeypatch.setattr(in_process, "first_run_us", first_run)
+    runner = InProcessRunner(TARGET, extra_engines=engines.extra(engines.Right))
+    [row] = runner.measure(Request(PROBLEM, (EngineConfig("right"),), 3, best_us=20.0), PROTOCOL)
+    assert (len(taken), row.samples) == (runs, samples)
+
+
 @pytest.mark.parametrize(("device_us", "samples"), [(5.0, 3), (30_000.0, 1)])
 def test_who_will_run_in_a_graph_is_not_pruned_for_what_the_host_takes(monkeypatch, device_us, samples):
     """A wrapper in Python may take the host far longer than the device."""

@@ -206,6 +206,21 @@ def test_the_users_rows_win_over_shipped_ones(shipped_rows: Path) -> None:
         assert database.lookup(row(1).problem, TARGET.digest, PROTOCOL) == []
 
 
+def test_rows_that_ship_for_a_cpu_predict_and_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = dataclasses.replace(TARGET, device="cuda", name="A made-up GPU", arch="sm_90a")
+    of_gpu = row(1, target=gpu.digest)
+    shipped.write_shipped([row(0), row(1), of_gpu], tmp_path, {t.digest: t for t in (TARGET, gpu)})
+    monkeypatch.setattr(shipped, "shipped_folder", lambda: tmp_path)
+    with Database.memory(shipped=True) as database:
+        database.put([row(0, median_us=5.0)])
+        assert database.lookup(row(1).problem, TARGET.digest, PROTOCOL) == [row(1)]
+        assert database.measured(row(1).problem, TARGET.digest, PROTOCOL) == []
+        assert database.measured(row(0).problem, TARGET.digest, PROTOCOL) == [row(0, median_us=5.0)]
+        assert database.measured(row(1).problem, gpu.digest, PROTOCOL) == [of_gpu]
+
+
 def test_a_damaged_shipped_file_is_one_warning(shipped_rows: Path) -> None:
     (shipped_rows / f"{TARGET.digest}.rows.gz").write_bytes(b"\x1f\x8b garbage")
     with Database.memory(shipped=True) as database:

@@ -2,6 +2,9 @@
 #if defined(__AVX512F__) && LANES == 16
 #include <immintrin.h>
 #define MASKED
+#elif defined(__AVX__) && LANES == 8
+#include <immintrin.h>
+#define YMM
 #endif
 
 typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -45,6 +48,8 @@ INLINE vec chosen(mask which, vec yes, vec no) { return (vec)(((mask)yes & which
 INLINE vec at_least(vec x, float bound) {
 #ifdef MASKED
     return (vec)_mm512_max_ps((__m512)all_lanes(bound), (__m512)x);
+#elif defined(YMM)
+    return (vec)_mm256_max_ps((__m256)all_lanes(bound), (__m256)x);
 #else
     return chosen((mask)(x < all_lanes(bound)), all_lanes(bound), x);
 #endif
@@ -53,6 +58,8 @@ INLINE vec at_least(vec x, float bound) {
 INLINE vec at_most(vec x, float bound) {
 #ifdef MASKED
     return (vec)_mm512_min_ps((__m512)all_lanes(bound), (__m512)x);
+#elif defined(YMM)
+    return (vec)_mm256_min_ps((__m256)all_lanes(bound), (__m256)x);
 #else
     return chosen((mask)(x > all_lanes(bound)), all_lanes(bound), x);
 #endif
@@ -65,32 +72,31 @@ INLINE vec activated(vec value, int64_t activation) {
     return value;
 }
 
-/* x 2^n, for a whole n from -126 to 128, of which the last is infinite without an instruction for it. */
-INLINE vec times_power_of_two(vec x, vec n) {
-#ifdef MASKED
-    return (vec)_mm512_scalef_ps((__m512)x, (__m512)n);
-#else
-    return x * (vec)((__builtin_convertvector(n, mask) + 127) << 23);
-#endif
-}
+/* The functions below take several values, and go step by step through all of them: one alone waits for each of its sums. */
+#define EACH UNROLLED for (int i = 0; i < count; i++)
+#define TOGETHER 4
 
-/* e^x as 2^n e^r with |r| <= ln(2) / 2, of which 1 + r + r^2 (a + b r + c r^2 + d r^3 + e r^4) is 3e-9 off at most (a minimax fit):
- * within one unit in the last place. What is less than a normal number is the least of them, what is too large is infinite, NaN
- * stays. */
-INLINE vec exponential(vec x) {
-    x = at_most(at_least(x, -87.3f), 88.8f);
-    vec n = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: no fraction is left */
-    n -= 12582912.0f;
-    vec r = x - n * 0.693359375f;
-    r -= n * -2.12194440e-4f; /* both together: ln(2) in more digits than one float has */
-    vec series = all_lanes(1.381446697e-3f);
-    series = series * r + 8.368780441e-3f;
-    series = series * r + 4.166839422e-2f;
-    series = series * r + 1.666652011e-1f;
-    series = series * r + 4.999999341e-1f;
-    series = series * r + 1.0f;
-    series = series * r + 1.0f;
-    return times_power_of_two(series, n);
+#define WHOLE 12582912.0f /* 1.5 * 2^23: added to a number, it leaves no fraction, and the whole number is in the last bits */
+
+/* 1 + e^x. An x below -30 is as good as -30, what is too large is infinite, NaN stays.
+ *
+ * e^x is 2^n e^r with |r| <= ln(2) / 2, of which 1 + r + r^2 (a + b r + c r^2 + d r^3 + e r^4) is 3e-9 off at most (a minimax fit):
+ * within one unit in the last place. ln(2) is subtracted in two parts, with more digits than one float has. */
+INLINE void one_and_exponential(vec *x, const int count) {
+    static const float factors[] = {1.381446697e-3f, 8.368780441e-3f, 4.166839422e-2f, 1.666652011e-1f, 4.999999341e-1f, 1.0f, 1.0f};
+    vec whole[TOGETHER], n[TOGETHER], r[TOGETHER];
+    EACH x[i] = at_most(at_least(x[i], -30.0f), 88.8f);
+    EACH whole[i] = x[i] * 1.44269504f + WHOLE;
+    EACH n[i] = whole[i] - WHOLE;
+    EACH r[i] = x[i] - n[i] * 0.693359375f;
+    EACH r[i] -= n[i] * -2.12194440e-4f;
+    EACH x[i] = factors[0] * r[i] + factors[1];
+    UNROLLED for (int term = 2; term < 7; term++) EACH x[i] = x[i] * r[i] + factors[term];
+#ifdef MASKED
+    EACH x[i] = (vec)_mm512_scalef_ps((__m512)x[i], (__m512)n[i]) + 1.0f;
+#else
+    EACH x[i] = x[i] * (vec)(((mask)whole[i] + (127 - 1)) << 23) * 2.0f + 1.0f; /* half of 2^n: all of it may be no number */
+#endif
 }
 
 /* |x| (erf(|x| / sqrt(2)) / 2 + 1 / 2 with the sign of x), with erf(|x| / sqrt(2)) / (2 |x|) as a polynomial of
@@ -98,31 +104,60 @@ INLINE vec exponential(vec x) {
  * GELU_END on the error function is one. No sum has two products: compilers would differ in which of them they round. */
 #define GELU_END 5.2f
 
-INLINE vec gelu(vec x) {
+INLINE void gelu(vec *x, const int count) {
     static const float factors[] = {2.0638049e-4f,   -5.6580844e-4f, 5.8926956e-4f,  -9.6865592e-4f, 2.6751582e-3f,
                                     -5.0778739e-3f,  8.0033038e-3f,  -1.2348059e-2f, 1.8135715e-2f,  -2.4764730e-2f,
                                     3.1962108e-2f,   -3.9925266e-2f, 5.0026119e-2f,  -6.7743808e-2f, 1.3594998e-1f};
-    vec size = (vec)((mask)x & 0x7fffffff), w = x * x * (2.0f / (GELU_END * GELU_END)) - 1.0f, series = all_lanes(factors[0]);
-    for (int i = 1; i < 15; i++) series = series * w + factors[i];
-    vec half = chosen((mask)(size < all_lanes(GELU_END)), size * series, all_lanes(0.5f));
-    return size * (half + (vec)(((mask)x & (int32_t)0x80000000) | (mask)all_lanes(0.5f)));
+    vec w[TOGETHER], series[TOGETHER];
+    EACH w[i] = x[i] * x[i] * (2.0f / (GELU_END * GELU_END)) - 1.0f;
+    EACH series[i] = all_lanes(factors[0]);
+    UNROLLED for (int term = 1; term < 15; term++) EACH series[i] = series[i] * w[i] + factors[term];
+    EACH {
+        vec size = (vec)((mask)x[i] & 0x7fffffff);
+        vec half = chosen((mask)(size < all_lanes(GELU_END)), size * series[i], all_lanes(0.5f));
+        x[i] = size * (half + (vec)(((mask)x[i] & (int32_t)0x80000000) | (mask)all_lanes(0.5f)));
+    }
 }
 
-INLINE vec smooth(vec x, int64_t activation) {
-    if (activation == GELU) return gelu(x);
-    if (activation == SILU) return x / (1.0f + exponential(-x));
-    if (activation == SIGMOID) return 1.0f / (1.0f + exponential(-x));
-    vec sixth = activated(x + 3.0f, RELU6) / 6.0f;
-    if (activation == HARDSWISH) sixth *= x;
-    return sixth;
+INLINE void smooth(vec *x, const int count, int64_t activation) {
+    if (activation == GELU) {
+        gelu(x, count);
+    } else if (activation == SILU || activation == SIGMOID) {
+        vec below[TOGETHER];
+        EACH below[i] = -x[i];
+        one_and_exponential(below, count);
+        EACH x[i] = (activation == SILU ? x[i] : all_lanes(1.0f)) / below[i];
+    } else {
+        EACH {
+            vec sixth = activated(x[i] + 3.0f, RELU6) / 6.0f;
+            if (activation == HARDSWISH) sixth *= x[i];
+            x[i] = sixth;
+        }
+    }
 }
 
-/* The other activations, in place, on rows of channels that were just written: apart from the sums, whose registers they want. */
+INLINE vec smooth_one(vec x, int64_t activation) {
+    smooth(&x, 1, activation);
+    return x;
+}
+
+/* The other activations, in place, on rows of channels that were just written: apart from the sums, whose registers they want. Two
+ * registers of two rows at a time; of a last row alone, four. */
 static __attribute__((noinline)) void smooth_rows(float *y, int64_t step, int64_t rows, int64_t channels, int64_t activation) {
-    for (int64_t i = 0; i < rows; i++, y += step) {
-        int64_t c = 0;
-        for (; c + LANES <= channels; c += LANES) *(vec *)(y + c) = smooth(*(const vec *)(y + c), activation);
-        if (c < channels) put_first_lanes(y + c, smooth(first_lanes(y + c, channels - c), activation), channels - c);
+    for (int64_t i = 0; i < rows; i += 2, y += 2 * step) {
+        int64_t alone = i + 1 == rows, width = (alone ? TOGETHER : 2) * LANES, c = 0;
+        float *third = y + (alone ? 2 * LANES : step);
+        for (; c + width <= channels; c += width) {
+            vec values[TOGETHER];
+            UNROLLED for (int j = 0; j < TOGETHER; j++) values[j] = *(const vec *)((j < 2 ? y : third) + c + j % 2 * LANES);
+            smooth(values, TOGETHER, activation);
+            UNROLLED for (int j = 0; j < TOGETHER; j++) *(vec *)((j < 2 ? y : third) + c + j % 2 * LANES) = values[j];
+        }
+        for (float *row = y; row <= y + (alone ? 0 : step); row += step) {
+            int64_t at = c;
+            for (; at + LANES <= channels; at += LANES) *(vec *)(row + at) = smooth_one(*(const vec *)(row + at), activation);
+            if (at < channels) put_first_lanes(row + at, smooth_one(first_lanes(row + at, channels - at), activation), channels - at);
+        }
     }
 }
 
@@ -181,7 +216,7 @@ INLINE void put_first_stored_lanes(stored *to, vec value, int64_t count) {
     for (int64_t lane = 0; lane < count; lane++) to[lane] = rounded[lane];
 }
 
-static __attribute__((noinline)) vec smooth_apart(vec x, int64_t activation) { return smooth(x, activation); }
+static __attribute__((noinline)) vec smooth_apart(vec x, int64_t activation) { return smooth_one(x, activation); }
 
 /* An activation before a value is rounded: any. */
 INLINE vec activated_for_storage(vec x, int64_t activation) {

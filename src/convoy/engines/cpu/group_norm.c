@@ -77,7 +77,7 @@ INLINE void normalise(const Norm *u, const stored *x, stored *y, int64_t count, 
             int64_t at = p * u->step + c, width = least(LANES, count - c);
             vec value = (values_of(x + at, width) - channels_of(means + c, width)) * channels_of(factors + c, width);
             if (u->shift) value += channels_of(u->shift + c, width);
-            put_values(y + at, activation == SILU ? smooth(value, SILU) : activated(value, activation), width);
+            put_values(y + at, activation == SILU ? smooth_one(value, SILU) : activated(value, activation), width);
         }
 }
 

@@ -224,3 +224,17 @@ def test_it_reads_and_writes_nothing_else(tmp_path: Path, flags: tuple[str, ...]
 
 def test_the_sizes_are_those_of_the_source() -> None:
     assert sanitized.sizes_of(cpu_direct.SOURCE) == [name for name, _ in cpu_direct._DirectSizes._fields_]
+
+
+@pytest.mark.parametrize("channels", [tile() * 2, tile() - 3])
+@pytest.mark.parametrize("activation", ["silu", "sigmoid", "gelu", "hardswish", "hardsigmoid"])
+def test_smooth_activations_are_pytorchs_far_from_zero_too(activation: str, channels: int) -> None:
+    problem = replace(
+        BASE, n=1, c=1, h=5, w=9, k=channels, r=1, s=1, pad_h=0, pad_w=0, epilogue=Epilogue(activation=activation)
+    )
+    far = (1e-30, 29.9, 87.5, 88.7, 90.0, 1e30, torch.inf)
+    special = [torch.nan, 0.0, *far, *(-value for value in far)]
+    x = torch.tensor([*special, *torch.linspace(-20, 20, 29).tolist()]).reshape(1, 1, 5, 9)
+    expected = getattr(torch.nn.functional, activation)(x.double()).expand(-1, channels, -1, -1).float()
+    made = launched(problem, (x,), (torch.ones(channels, 1, 1, 1),))
+    torch.testing.assert_close(made, expected, equal_nan=True, rtol=4e-7, atol=2e-6 if activation == "gelu" else 1e-30)

@@ -39,6 +39,33 @@ INLINE float joined(float a, float b, int average) { return average ? a + b : (b
 JOIN(join_stored, stored, from_stored)
 JOIN(join, float, AS_IT_IS)
 
+#define FIRST 3 /* runs that JOIN takes without a look back */
+#define MORE 4
+
+/* Further runs, up to MORE of them, joined to what is there. */
+INLINE void join_more(float *restrict to, const stored *restrict from, int64_t step, int64_t runs, int64_t count, int average) {
+    if (runs == MORE)
+        for (int64_t i = 0; i < count; i++) {
+            float value = to[i];
+            UNROLLED for (int run = 0; run < MORE; run++) value = joined(value, from_stored(from[run * step + i]), average);
+            to[i] = value;
+        }
+    else
+        for (int64_t run = 0; run < runs; run++)
+            for (int64_t i = 0; i < count; i++) to[i] = joined(to[i], from_stored(from[run * step + i]), average);
+}
+
+/* Some rows of some columns, joined column by column. All columns of a few rows come before the next rows: memory is read as it
+ * lies, although a large window's rows are far apart. */
+INLINE void join_rows(const Sizes *s, float *to, const stored *from, int64_t rows, int64_t columns, int64_t channels, int average) {
+    int64_t step = s->w * s->c;
+    for (int64_t k = 0; k < columns; k++)
+        join_stored(to + k * s->block_c, from + k * s->c, step, least(FIRST, rows), channels, average);
+    for (int64_t row = FIRST; row < rows; row += MORE)
+        for (int64_t k = 0; k < columns; k++)
+            join_more(to + k * s->block_c, from + row * step + k * s->c, step, least(MORE, rows - row), channels, average);
+}
+
 /* Where a pixel of the result is computed: where it is stored, or, to be rounded, in `apart`. */
 INLINE float *direct(stored *at, float *apart) {
 #ifdef BF16
@@ -65,8 +92,7 @@ INLINE void unit(const Sizes *s, const stored *x, stored *y, int64_t row, int64_
         if (end > seen + held) {
             seen = begin;
             held = least(across, s->w - begin);
-            for (int64_t k = 0; k < held; k++)
-                join_stored(reduced + k * s->block_c, rows + (first * s->w + seen + k) * s->c, s->w * s->c, last - first, channels, average);
+            join_rows(s, reduced, rows + (first * s->w + seen) * s->c, last - first, held, channels, average);
         }
         join(to, reduced + (begin - seen) * s->block_c, s->block_c, end - begin, channels, average);
         if (average) {

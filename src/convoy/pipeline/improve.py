@@ -12,8 +12,10 @@ from convoy.deadline import Deadline
 from convoy.pipeline.check.end_to_end import TimingLimits, interleave, is_faster
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.optimize_result import OptimizeResult
+from convoy.pipeline.tune_in_time import overrun_note
 from convoy.program import CudaGraphProgram, Program
 from convoy.settings import Effort, Settings
+from convoy.user_warning import warn_user
 
 COMPARE_SHARE: Final = 0.1
 """Share of the time that is kept for timing the new program beside the old one."""
@@ -31,7 +33,7 @@ def improved(
     """The best program that is found in further `time_s` seconds; the given one if none is faster.
 
     Rows of earlier searches are in the database, so the search goes on where it stopped: at effort `quick`, and at `full` when
-    that is complete.
+    that is complete. A call that takes longer than its time says so.
 
     Args:
         program: the program that runs now.
@@ -50,6 +52,8 @@ def improved(
         until = deadline.earlier(COMPARE_SHARE * deadline.left_s)
         found = tune(dataclasses.replace(settings, effort=effort, time_s=deadline.left_s), until)
         best = _faster(best, found.program.programs[0], args, kwargs, deadline)
+    if late := overrun_note(deadline, measured=1):
+        warn_user(late)
     return best
 
 

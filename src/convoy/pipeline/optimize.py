@@ -124,7 +124,7 @@ def optimize_model(
         kwargs: as for `optimize`.
         deadline: when the call must end, if its time began before the call; it may be stopped by another thread. None:
             `settings.time_s` after the call begins.
-        improving: a first answer exists already: an overrun is not reported.
+        improving: the call is part of a longer one, which reports its own overrun.
     """
     stock, options = checked_model(model), checked_settings(settings)
     deadline = deadline or Deadline(options.time_s)

@@ -209,3 +209,5 @@ def test_efforts_follow_one_another_within_the_time(monkeypatch: pytest.MonkeyPa
     asked.clear()
     improving.improved(program, (), {}, Settings(effort=Effort.FULL), 60.0, tune)
     assert [effort for effort, _ in asked] == [Effort.FULL]
+    with pytest.warns(UserWarning, match=r"took 20.0 s, longer than its limit of 15 s"):
+        improving.improved(program, (), {}, Settings(effort=Effort.FULL), 15.0, tune)

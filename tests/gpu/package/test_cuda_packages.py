@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import convoy
 from convoy.errors import InputError, PackageError
 from convoy.package.runtime_library import write_runtime
 from convoy.zoo import load_model
+from tests.unit.package.example_programs import EXAMPLES, built, said
 from tests.unit.package.libconvoy import Libconvoy, tensors
 
 pytestmark = pytest.mark.gpu
@@ -127,6 +129,25 @@ def test_the_c_runtime_gives_the_same_bits(package: Path, library: Libconvoy) ->
                 layout = info[list(expected).index(name)][2]
                 values = wanted.permute(0, 2, 3, 1) if layout == 1 else wanted
                 assert torch.equal(one.flatten(), values.contiguous().flatten().cpu()), name
+
+
+def test_the_examples_in_c_and_cpp(library: Libconvoy, settings: convoy.Settings, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 32, 1), nn.Flatten(), nn.Linear(2048, 10)
+    )
+    x = (torch.arange(2 * 3 * 8 * 8, device="cuda") % 1000 / 1000).view(2, 3, 8, 8)
+    path = convoy.export(net.eval().cuda(), tmp_path / "net.convoy", (x,), settings=settings, portable=True)
+    y = convoy.open(path, trust=True)(x).flatten()
+    found = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # where the driver may lie
+    program = built(EXAMPLES / "classify.c", "cc", ("-std=c11",), library, tmp_path)
+    code, text = said(program, path, **found)
+    assert code == 0, text
+    assert text.endswith(f": largest value {y.max():.9g} at {int(y.argmax())}\n")
+    program = built(EXAMPLES / "throughput.cpp", "c++", ("-std=c++17",), library, tmp_path)
+    code, text = said(program, path, 3, 20, **found)
+    assert code == 0, text
+    assert "3 threads, 60 calls" in text
 
 
 def test_the_c_runtime_on_a_stream(package: Path, library: Libconvoy) -> None:

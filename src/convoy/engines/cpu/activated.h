@@ -153,7 +153,8 @@ static __attribute__((noinline)) void smooth_rows(float *y, int64_t step, int64_
             smooth(values, TOGETHER, activation);
             UNROLLED for (int j = 0; j < TOGETHER; j++) *(vec *)((j < 2 ? y : third) + c + j % 2 * LANES) = values[j];
         }
-        for (float *row = y; row <= y + (alone ? 0 : step); row += step) {
+        for (int64_t second = 0; second <= !alone; second++) {
+            float *row = y + second * step;
             int64_t at = c;
             for (; at + LANES <= channels; at += LANES) *(vec *)(row + at) = smooth_one(*(const vec *)(row + at), activation);
             if (at < channels) put_first_lanes(row + at, smooth_one(first_lanes(row + at, channels - at), activation), channels - at);

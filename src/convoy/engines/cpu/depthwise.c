@@ -143,7 +143,6 @@ INLINE void channels(const Row *u, int64_t c, const int width) {
     int64_t plain = z->dilation_h * z->dilation_w == 1 && z->r == z->s && width == LANES;
     if (HAS(7) && plain && z->r == 7 && z->stride_w == 1 && z->q >= WIDE) {
         wide_blocks(u, c, bias);
-        smooth_stored_rows(u->y + c, z->c, z->q, width, z->activation);
         return;
     }
     for (int64_t tap = 0; tap < z->r * z->s; tap++) taps[tap] = loaded(u->weight + tap * z->c + c, width);
@@ -158,7 +157,6 @@ INLINE void channels(const Row *u, int64_t c, const int width) {
         blocks(u, c, taps, bias, 5, 2);
     else
         pixels(u, c, taps, bias, width);
-    smooth_stored_rows(u->y + c, z->c, z->q, width, z->activation);
 }
 
 /* The whole problem: x, weight, bias, residual or NULL, and y. */
@@ -178,5 +176,6 @@ void DEPTHWISE(const Sizes *z, void *const *tensors) {
             for (int64_t c = 0; c < z->c; c++) channels(&u, c, 1);
         else
             for (int64_t c = 0; c < z->c; c += LANES) channels(&u, least(c, z->c - LANES), LANES);
+        smooth_stored_rows(u.y, 0, 1, z->q * z->c, z->activation);
     }
 }

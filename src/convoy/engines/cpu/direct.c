@@ -91,7 +91,6 @@ INLINE void finish(const int pixels, const int vectors, vec sums[PIXELS][VECTORS
             UNROLLED for (int v = 0; v < vectors; v++) held[i][v] = sums[i][v];
         finish_some(u, first, pixels, held[0]);
     }
-    smooth_stored_rows(u->y + at, z->k, pixels, u->channels, z->activation);
 }
 
 typedef struct {
@@ -262,5 +261,12 @@ void NAMED(convoy_direct)(const Sizes *z, void *const *tensors) {
                 }
             }
         }
+        int64_t begin = registers * group / z->groups * LANES, first = pixels * first_block / blocks;
+        int64_t count = pixels * last_block / blocks - first, channels = least(end * LANES, z->k) - begin;
+        stored *made = y + (image * pixels + first) * z->k + begin;
+        if (channels == z->k) /* one run of values */
+            smooth_stored_rows(made, 0, 1, count * channels, z->activation);
+        else
+            smooth_stored_rows(made, z->k, count, channels, z->activation);
     }
 }

@@ -109,7 +109,7 @@ static void run(Work *u, Rows made) {
 void convoy_banded(const Bands *z, void *const *tensors) {
     const int64_t *first = z->stage[0].settings, *last = z->stage[z->stages - 1].settings;
     int64_t units = z->images * z->splits, made = last[P] * last[Q] * last[K];
-    PARALLEL_FOR(static, unit, units, least(z->threads, units)) {
+    PARALLEL_FOR(unit, units, least(z->threads, units)) {
         int64_t image = unit / z->splits, split = unit % z->splits;
         Work u = {.z = z, .tensors = tensors + 4};
         u.x = (const float *)tensors[0] + image * first[H] * first[W] * first[C];

@@ -16,7 +16,7 @@ void convoy_concat(const int64_t *settings, void *const *tensors) {
     for (int64_t i = 0; i < pieces; i++) whole += bytes[i];
     int64_t wanted = rows * whole / WORTH_A_THREAD;
     if (wanted < threads) threads = wanted;
-    PARALLEL_FOR(static, row, rows, threads) {
+    PARALLEL_FOR(row, rows, threads) {
         char *at = to + row * whole;
         for (int64_t i = 0; i < pieces; i++) {
             memcpy(at, from[i] + row * bytes[i], bytes[i]);

@@ -56,6 +56,9 @@ BAND_BLOCKS: Final = 14
 UNITS_A_THREAD: Final = 2
 """With fewer bands than this for each thread, threads share the tiles instead, so that each weight is read once."""
 
+GROUPS_A_THREAD: Final = 8
+"""Groups of tiles that a thread has at most. Each reads all inputs, which the L2 cache holds where there are few bands."""
+
 _CONVOLUTION: Final = (
     "n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "p", "q",
 )  # fmt: skip
@@ -109,7 +112,7 @@ class DirectPartition:
         bands, groups = -(-blocks // BAND_BLOCKS), 1
         images = max(1, problem.n)
         if images * bands < UNITS_A_THREAD * threads and threads > 1:
-            groups = min(tiles, threads)
+            groups = _groups(tiles, threads)
             bands = min(blocks, -(-threads // (images * groups)))
         row = problem.s * problem.c * tile() * 4
         part_r, part_c = max(1, min(problem.r, PART_BYTES // row)), problem.c
@@ -118,6 +121,14 @@ class DirectPartition:
         whole = part_r == problem.r and part_c == problem.c
         held = 0 if whole else -(-blocks // bands) * PIXELS * tile()
         return DirectPartition(bands, groups, part_r, part_c, held)
+
+
+def _groups(tiles: int, threads: int) -> int:
+    """Groups of tiles: several a thread where they are equal, so that a fast core can take some from a slow one."""
+    for groups in range(GROUPS_A_THREAD * threads, threads, -threads):
+        if tiles % groups == 0:
+            return groups
+    return min(tiles, threads)
 
 
 class _DirectConvolution(NativeExecutable):

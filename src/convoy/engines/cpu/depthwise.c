@@ -165,7 +165,7 @@ void DEPTHWISE(const Sizes *z, void *const *tensors) {
     const float *weight = tensors[1], *bias = tensors[2];
     stored *y = tensors[4];
     int64_t units = z->n * z->p;
-    PARALLEL_FOR(static, unit, units, least(z->threads, units)) {
+    PARALLEL_FOR(unit, units, least(z->threads, units)) {
         int64_t at = unit * z->q * z->c;
         Row u = {.z = z, .x = x + unit / z->p * z->h * z->w * z->c, .weight = weight, .bias = bias, .y = y + at};
         u.residual = residual ? residual + at : 0;

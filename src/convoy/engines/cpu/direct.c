@@ -237,7 +237,7 @@ void NAMED(convoy_direct)(const Sizes *z, void *const *tensors) {
     float *workspace = tensors[6];
     int64_t pixels = z->p * z->q, blocks = up(pixels, PIXELS), registers = up(z->k, LANES);
     int64_t units = z->n * z->bands * z->groups;
-    PARALLEL_FOR(static, unit, units, least(z->threads, units)) {
+    PARALLEL_FOR(unit, units, least(z->threads, units)) {
         float *slot = workspace + THREAD_NUMBER() * z->slot_floats;
         int64_t group = unit % z->groups, band = unit / z->groups % z->bands, image = unit / z->groups / z->bands;
         int64_t first_block = blocks * band / z->bands, last_block = blocks * (band + 1) / z->bands;

@@ -114,7 +114,7 @@ void NAMED(convoy_group_norm)(const int64_t *settings, void *const *tensors) {
     float *sums = tensors[4];
     int64_t each = settings[4] * size, units = up(channels, each);
     threads = most(1, least(threads, images * pixels * channels / WORTH_A_THREAD));
-    PARALLEL_FOR(static, unit, images * units, threads) {
+    PARALLEL_FOR(unit, images * units, threads) {
         int64_t first = unit % units * each, image = unit / units, at = image * pixels * channels + first;
         Norm u = {scale ? scale + first : 0, shift ? shift + first : 0, pixels, channels, size, eps.value};
         float *means = sums + image * 2 * channels + first;

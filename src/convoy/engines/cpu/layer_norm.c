@@ -113,13 +113,13 @@ void NAMED(convoy_layer_norm)(const int64_t *settings, void *const *tensors) {
     threads = most(1, least(threads, images * pixels * channels / WORTH_A_THREAD));
     if (!planes) {
         int64_t rows = images * pixels;
-        PARALLEL_FOR(static, unit, up(rows, ROWS), threads)
+        PARALLEL_FOR(unit, up(rows, ROWS), threads)
             for (int64_t row = unit * ROWS; row < least(rows, (unit + 1) * ROWS); row++)
                 norm_row(&u, x + row * channels, y + row * channels);
         return;
     }
     int64_t blocks = up(pixels, COLUMNS * LANES);
-    PARALLEL_FOR(static, unit, images * blocks, threads) {
+    PARALLEL_FOR(unit, images * blocks, threads) {
         int64_t first = unit % blocks * COLUMNS * LANES, at = unit / blocks * channels * pixels + first;
         int64_t count = least(COLUMNS * LANES, pixels - first), vectors = up(count, LANES), width = count - (vectors - 1) * LANES;
         switch (vectors) {

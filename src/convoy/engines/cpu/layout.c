@@ -53,7 +53,7 @@ COPY(8, uint64_t)
 void LAYOUT(const int64_t *settings, void *const *tensors) {
     int64_t images = settings[0], channels = settings[1], pixels = settings[2], to_nhwc = settings[3], bytes = settings[4];
     int64_t parts = (pixels + PIXELS - 1) / PIXELS, units = images * parts;
-    PARALLEL_FOR(static, unit, units, least(settings[5], units)) {
+    PARALLEL_FOR(unit, units, least(settings[5], units)) {
         int64_t at = unit / parts * channels * pixels * bytes, first = unit % parts * PIXELS;
         const void *x = (const char *)tensors[0] + at;
         void *y = (char *)tensors[1] + at;

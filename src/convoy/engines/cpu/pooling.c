@@ -114,7 +114,7 @@ void NAMED(convoy_pooling)(const Sizes *s, void *const *tensors) {
     int64_t rows = s->n * s->y_h, blocks = (s->c + s->block_c - 1) / s->block_c;
     int64_t wanted = s->n * s->c * s->h * s->w / WORTH_A_THREAD;
     int threads = (int)most(1, least(s->threads, wanted));
-    PARALLEL_FOR(static, at, rows * blocks, threads) {
+    PARALLEL_FOR(at, rows * blocks, threads) {
         if (s->average)
             unit(s, x, y, at / blocks, at % blocks * s->block_c, 1);
         else

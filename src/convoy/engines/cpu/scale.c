@@ -57,7 +57,7 @@ void NAMED(convoy_scale)(const int64_t *settings, void *const *tensors) {
     stored *y = tensors[pieces + 2];
     for (int64_t i = 0; i < pieces; i++) whole += channels[i];
     threads = most(1, least(threads, images * pixels * whole / WORTH_A_THREAD));
-    PARALLEL_FOR(static, unit, images * blocks, threads) {
+    PARALLEL_FOR(unit, images * blocks, threads) {
         int64_t image = unit / blocks, in_image = unit % blocks * PIXELS, first = image * pixels + in_image, channel = 0;
         for (int64_t i = 0; i < pieces; channel += channels[i++]) {
             const stored *x = tensors[i];

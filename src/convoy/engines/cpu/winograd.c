@@ -258,7 +258,7 @@ void convoy_winograd(const Sizes *z, void *const *tensors) {
     int64_t tiles = z->n * z->rows * z->columns, blocks = up(tiles, PIXELS);
     int64_t registers = up(z->k, LANES), units = z->groups * z->bands;
     int64_t positions = (z->m + 2) * (z->m + 2);
-    PARALLEL_FOR(static, unit, units, least(z->threads, units)) {
+    PARALLEL_FOR(unit, units, least(z->threads, units)) {
         float *slot = workspace + THREAD_NUMBER() * z->slot_floats;
         int64_t group = unit / z->bands, band = unit % z->bands;
         int64_t first = tiles * (blocks * band / z->bands) / blocks, last = tiles * (blocks * (band + 1) / z->bands) / blocks;

@@ -298,7 +298,7 @@ void convoy_zeroskip(const Sizes *z, void *const *tensors) {
     char *workspace = tensors[5];
     int64_t bands = up(z->y_h, z->band), tiles = up(z->k, TILE), groups = up(tiles, z->tiles_a_unit);
     int64_t units = z->n * bands * groups;
-    PARALLEL_FOR(dynamic, unit, units, least(z->threads, units)) {
+    PARALLEL_FOR(unit, units, least(z->threads, units)) {
         char *slot = workspace + THREAD_NUMBER() * z->slot_bytes;
         int64_t group = unit % groups, band = unit / groups % bands, image = unit / groups / bands;
         int64_t first = band * z->band, last = least(first + z->band, z->y_h);

@@ -159,8 +159,9 @@ def test_what_is_not_finite_goes_where_pytorch_lets_it_go(activation: str) -> No
 
 
 def test_threads_share_tiles_where_there_are_few_pixels() -> None:
-    deep = replace(BASE, n=1, c=512, h=7, w=7, k=512)
-    assert (DirectPartition.of(deep, 4).bands, DirectPartition.of(deep, 4).groups) == (1, 4)
+    for tiles, groups in ((64, 32), (24, 24), (20, 20), (8, 8), (5, 4), (4, 4), (3, 3)):
+        deep = DirectPartition.of(replace(BASE, n=1, c=512, h=7, w=7, k=tiles * tile()), 4)
+        assert (deep.bands, deep.groups) == (2 if tiles < 4 else 1, groups)
     wide = replace(BASE, n=1, c=64, h=56, w=56, k=64)
     assert DirectPartition.of(wide, 2).groups == 1
     assert DirectPartition.of(wide, 2).bands == -(-56 * 56 // (PIXELS * cpu_direct.BAND_BLOCKS))

@@ -190,7 +190,7 @@ void FUNCTION(const Sizes *z, void *const *tensors) {
     int64_t channels = z->c / z->groups, outputs = z->k / z->groups, tiles = up(outputs, 16), each = z->channels / 16;
     int64_t steps = up(z->r * z->s * channels, STEP), units = z->n * z->groups * z->bands * z->splits, blocks = up(tiles, each);
     int64_t kind = z->unit == AMX && amx_permitted() ? AMX : AVX512;
-    PARALLEL_FOR(static, unit, units, least(z->threads, units)) {
+    PARALLEL_FOR(unit, units, least(z->threads, units)) {
         int64_t split = unit % z->splits, band = unit / z->splits % z->bands;
         int64_t group = unit / z->splits / z->bands % z->groups, image = unit / z->splits / z->bands / z->groups;
         uint8_t *slot = workspace + THREAD_NUMBER() * z->slot_bytes;

@@ -168,7 +168,8 @@ def test_improving_takes_inputs_in_any_form(settings: convoy.Settings, runs: lis
     fast = optimized(Two(), FORMS[0], settings)
     with plans_kept():
         for args, kwargs in (FORMS[0], FORMS[3]):
-            fast.improve(0.01, args or None, kwargs)
+            with pytest.warns(UserWarning, match=r"longer than its limit of 0\.01 s"):
+                fast.improve(0.01, args or None, kwargs)
     runs.clear()
     for call in FORMS[:4]:
         agree(fast, call)

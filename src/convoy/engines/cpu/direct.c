@@ -198,7 +198,8 @@ INLINE void add_part(const int vectors, Work *u, int64_t first_block, int64_t la
     int64_t pixels = z->p * z->q, origin = pixels * first_block / blocks, count = last_block - first_block;
     int64_t floats = (u->last_r - u->first_r) * z->s * (u->last_c - u->first_c) * TILE;
     const char *next = (const char *)(u->weight + (u->first_r * z->s * z->c + u->first_c) * TILE + floats);
-    /* An image of 25 pixels or more has no smaller blocks: few have, so that they are not compiled a second time. */
+    /* Smaller blocks, which only images of fewer than 25 pixels have, go the general way: a second copy of them would take the compiler
+     * longer, and no net would gain. */
     int64_t points = is_pointwise(z) && pixels / blocks >= PIXELS - 1 ? POINTS : 0;
     u->step = TILE * sizeof(float) / count;
     for (int64_t block = first_block; block < last_block; block++) {

@@ -272,7 +272,7 @@ def test_a_pruned_layer_of_a_net_is_measured_and_runs():
     rows = {}
 
     class Rows:
-        lookup = related = staticmethod(lambda *_: [])
+        lookup = measured = staticmethod(lambda *_: [])
         targets = staticmethod(dict)
 
         @staticmethod

@@ -43,7 +43,7 @@ static inline int64_t convoy_share(int64_t items, int64_t threads, int64_t after
 #endif
 
 #define CONVOY_MOST_SHARES 64 /* more threads than this have a share together */
-#define CONVOY_CHUNKS 16      /* of a share, if it has as many items: what is taken at a time */
+#define CONVOY_CHUNKS 16      /* most chunks of a share; a thread takes one chunk at a time */
 
 /* Chunks of a loop that nobody has taken: those of each share from its first to before its end, which are the two halves of a word. */
 typedef struct {

@@ -157,18 +157,25 @@ class PredictorSource:
         self._related: Sequence[Target] | None = None
 
     def related_rows(self, problem: Problem) -> Sequence[Measurement]:
-        """The rows of a subgraph on the first device that has some, their times scaled (`Target.time_factor`).
+        """Rows of a subgraph that predict, from the first device that has some, their times scaled (`Target.time_factor`).
 
-        The devices are this one and then the related ones. Rows of layers are among `with_rows`.
+        Of this device's rows those that were measured here (`RowStore.measured`) are left out: they hide no related device's.
+        Rows of layers are among `with_rows`.
         """
         if not isinstance(problem, SubgraphProblem):
             return ()
         if self._related is None:
-            self._related = [self._target, *predicting_targets(self._target, self._database.targets().values())]
-        for related in self._related:
+            self._related = predicting_targets(self._target, self._database.targets().values())
+        for device in (self._target, *self._related):
             for protocol in (self._protocol.id, *self._protocol.earlier):
-                if rows := self._database.lookup(problem.key, related.digest, protocol):
-                    factor = related.time_factor(self._target)
+                key = (problem.key, device.digest, protocol)
+                own = (
+                    {row.config for row in self._database.measured(*key)}
+                    if device == self._target
+                    else set[EngineConfig]()
+                )
+                if rows := [row for row in self._database.lookup(*key) if row.config not in own]:
+                    factor = device.time_factor(self._target)
                     return rows if factor == 1 else [replace(row, median_us=row.median_us * factor) for row in rows]
         return ()
 

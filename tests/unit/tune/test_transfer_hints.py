@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from convoy.measurement import protocol_for
+from convoy.perfdb import Database, shipped
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Knobs, SubgraphProblem
 from convoy.settings import Effort
 from convoy.target import Target
+from convoy.tune.prior_rows import PredictorSource
 from convoy.tune.transfer_hints import MAX_HINTS, NEAR_BEST_RATIO, hints_from_rows, predicting_targets, related_targets
 from tests.unit.tune.test_search import GPU, PROBLEM, Timed, run
 from tests.unit.tune.test_tuning_task import Fake
@@ -47,6 +49,32 @@ def test_kin_are_devices_with_the_same_cores_the_same_software_first():
     cpu = replace(GPU, device="cpu")
     assert related_targets(cpu, [replace(cpu, name="another")]) == []
     assert related_targets(cpu, [replace(cpu, versions=(("torch", "1"),))]) != []
+
+
+def test_rows_measured_here_hide_no_related_devices_and_a_cpus_shipped_rows_predict_there(monkeypatch, tmp_path):
+    piece = SubgraphProblem("a subgraph", "nhwc")
+
+    def of(engine, target, us=9.0):
+        return replace(
+            row(engine, 0, us, target=target), problem=piece.key, protocol=protocol_for(Effort.QUICK, target.device).id
+        )
+
+    def related(target, database):
+        clock = protocol_for(Effort.QUICK, target.device)
+        found = PredictorSource([], target, clock, database, None).related_rows(piece)
+        return [(one.config.engine, one.target, one.median_us) for one in found]
+
+    cpu = Target("cpu", "one", "avx2", 2, 1 << 30, 1 << 20)
+    like, alone = replace(cpu, name="another"), replace(GPU, name="alone", arch="sm_80")
+    shipped.write_shipped([of("a", cpu), of("b", cpu)], tmp_path, {cpu.digest: cpu})
+    monkeypatch.setattr(shipped, "shipped_folder", lambda: tmp_path)
+    with Database.memory(shipped=True) as database:
+        database.put([of("a", GPU, 5.0), of("a", alone), of("b", KIN)], targets=[GPU, KIN, alone])
+        assert related(GPU, database) == [("b", KIN.digest, 9.0)]
+        assert related(alone, database) == []
+        database.put([of("a", cpu, 5.0), of("a", like, 5.0)], targets=[cpu, like])
+        assert related(cpu, database) == [("b", cpu.digest, 9.0)]
+        assert {engine for engine, *_ in related(like, database)} == {"a", "b"}
 
 
 def test_all_cpus_predict_for_each_other_and_those_with_the_same_instructions_come_first():

@@ -85,6 +85,7 @@ def test_who_is_late_for_a_moment_on_a_cpu_is_not_pruned(monkeypatch, late, runs
         return taken[-1]
 
     monkeypatch.setattr(in_process, "first_run_us", first_run)
+    monkeypatch.setattr(in_process, "time_rounds", lambda launches, *_: [[30.0] * 3 for _ in launches])
     runner = InProcessRunner(TARGET, extra_engines=engines.extra(engines.Right))
     [row] = runner.measure(Request(PROBLEM, (EngineConfig("right"),), 3, best_us=20.0), PROTOCOL)
     assert (len(taken), row.samples) == (runs, samples)

@@ -22,6 +22,9 @@ CPU_ALONE = (
 )
 """Files of `WHOLE_NETS` that run on CPUs alone, by the beginnings of their paths; sources in C (`.c`) do too."""
 
+_CPU_MODULES = "convoy.engines.cpu."
+"""How the names of modules begin that the list of engines (`engines/manifest.py`) names for CPUs alone."""
+
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -29,17 +32,24 @@ _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 def whole_net_code(device: str) -> str:
     """The digest of the present code of `WHOLE_NETS` that runs on a device, `cpu` or `cuda`."""
     source = ROOT / "src" / "convoy"
-    paths = (path for name in WHOLE_NETS for path in (source / name).rglob("*"))
-    return digest(path for path in paths if device == "cpu" or not _is_for_cpus(path.relative_to(source)))
+    paths = [path for name in WHOLE_NETS for path in (source / name).rglob("*")]
+    if device == "cpu":
+        return digest(paths)
+    return digest((path for path in paths if not _is_for_cpus(path.relative_to(source))), without=_CPU_MODULES)
 
 
 def _is_for_cpus(path: Path) -> bool:
     return path.suffix == ".c" or path.as_posix().startswith(CPU_ALONE)
 
 
-def digest(paths: Iterable[Path]) -> str:
-    """Twelve hex digits over Python, C and CUDA files; comments, docstrings, layout and the files' names do not count."""
-    parts = sorted(_normal(path) for path in paths if path.suffix in (".py", ".c", ".h", ".cu", ".cuh"))
+def digest(paths: Iterable[Path], *, without: str = "") -> str:
+    """Twelve hex digits over Python, C and CUDA files; comments, docstrings, layout and the files' names do not count.
+
+    Args:
+        paths: the files; others among them do not count.
+        without: beginning of texts; entries of dictionaries with such a value do not count. Empty: all do.
+    """
+    parts = sorted(_normal(path, without) for path in paths if path.suffix in (".py", ".c", ".h", ".cu", ".cuh"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
@@ -49,7 +59,7 @@ def is_stale(row: dict[str, str]) -> bool:
     return row.get("code", "") != whole_net_code(device)
 
 
-def _normal(path: Path) -> str:
+def _normal(path: Path, without: str) -> str:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return " ".join(_COMMENTS.sub(" ", text).split())
@@ -57,7 +67,14 @@ def _normal(path: Path) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [part for part in node.body if not _is_text(part)]
+        if without and isinstance(node, ast.Dict):
+            kept = [pair for pair in zip(node.keys, node.values, strict=True) if not _begins(pair[1], without)]
+            node.keys, node.values = [key for key, _ in kept], [value for _, value in kept]
     return _dumped(tree)
+
+
+def _begins(node: ast.expr, text: str) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(text)
 
 
 def _dumped(value: object) -> str:

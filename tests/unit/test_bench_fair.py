@@ -137,6 +137,19 @@ def test_code_for_cpus_alone_does_not_count_for_gpus(monkeypatch: pytest.MonkeyP
     assert timed_code.is_stale({**gpu, "versions": "torch=2"})
 
 
+def test_a_listed_engine_for_cpus_does_not_count_for_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(timed_code, "ROOT", tmp_path)
+    path = tmp_path / "src" / "convoy" / "engines" / "manifest.py"
+    path.parent.mkdir(parents=True)
+    digests = list[tuple[str, str]]()
+    for more in ("", '"b": "convoy.engines.cpu.chains.b", ', '"c": "convoy.engines.gates.c", '):
+        path.write_text(f'MANIFEST = {{{more}"a": "convoy.engines.library.a"}}\n')
+        digests.append((timed_code.whole_net_code.__wrapped__("cpu"), timed_code.whole_net_code.__wrapped__("cuda")))
+    (cpu, gpu), (cpu_b, gpu_b), (cpu_c, gpu_c) = digests
+    assert len({cpu, cpu_b, cpu_c}) == 3
+    assert gpu == gpu_b != gpu_c
+
+
 def test_the_digest_of_code_is_the_same_under_every_python(tmp_path: Path) -> None:
     """A GPU's machine has another version than this one; the syntax trees of versions have other fields."""
     path = tmp_path / "a.py"

@@ -147,7 +147,7 @@ def make_net(
     quick = skips_layout_search(settings, target)
     layouts = tuple(given) if quick and set(given) == {"nhwc"} else tuple(dict.fromkeys((*layouts, *given)))
     ask = partial(propose, graph, layouts=layouts, numerics=str(settings.numerics), buckets=buckets)
-    ask = partial(ask, masks=weight_masks(captured), band_bytes=_least_inside(target))
+    ask = partial(ask, masks=weight_masks(captured), band_bytes=LEAST_INSIDE)
     engines = engines_on(target, settings)
     patterns = {pattern for engine in engines for pattern in engine.patterns} | _whole(settings, target)
     ask = partial(ask, patterns=patterns, whole=whole_scope(settings, target))
@@ -211,16 +211,10 @@ def engines_on(target: Target, settings: Settings) -> list[Engine]:
     return [engine for engine in found if target.device in engine.devices]
 
 
-LEAST_INSIDE: Final = 1 << 20
-"""Bytes: about the second-level cache of any processor."""
-
-
-def _least_inside(target: Target) -> int:
-    """Bytes from which inner values are computed in bands: a quarter of the last-level cache, which other values need too.
-
-    For smaller values, bands were not faster in any test (docs/kernels/cpu.md).
-    """
-    return max(LEAST_INSIDE, target.cache_bytes // 4)
+LEAST_INSIDE: Final = 256 << 10
+"""Bytes from which inner values are computed in bands: half of a second-level cache, for a core holds as much anyway. The
+last-level cache is often shared with other programs: MobileNetV2 at batch 1 took 5.6 ms in bands and 6.3 without in one minute,
+4.7 both ways in another (two cores of an EPYC 7003 with 32 MB, in no file of bench/results)."""
 
 
 def memory_format(tensor: torch.Tensor) -> str:

@@ -23,6 +23,7 @@ from convoy.pipeline.check.end_to_end_check import build_and_check, with_timelin
 from convoy.pipeline.check.least_error import least_error
 from convoy.pipeline.check.net_check import NetCheck
 from convoy.pipeline.check.verify_predicted import BuiltPlan
+from convoy.pipeline.fusing_rivals import FUSING, fusing_rivals
 from convoy.pipeline.isolation import IsolatedCopy, isolate
 from convoy.pipeline.measure_net import prediction_notes, with_counted_zeros
 from convoy.pipeline.net import Net
@@ -148,11 +149,14 @@ class _Job:
         least = least_error(str(settings.numerics), net.captured.graph)
         wrong = end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
         built = BuiltPlan(choice, plan, program, outcome, wrong, tuned_s)
+        limits = partial(end_to_end.TimingLimits.of, settings.effort, deadline)
+        if others := fusing_rivals(net, found, built, settings):
+            watch("timing other selections", 0, 0)
+            built = fastest_of(built, others, check, net, settings, limits, contest=FUSING)
         rivals = rivals_of(net, found, built, settings)
         if not rivals:
             return built
         watch("timing the net as one program", 0, 0)
-        limits = partial(end_to_end.TimingLimits.of, settings.effort, deadline)
         return fastest_of(built, rivals, check, net, settings, limits)
 
     def conclude(self, tuned: TunedPlan, deadline: Deadline) -> OptimizeResult:

@@ -53,19 +53,23 @@ LEAST_LEFT_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """The net as one region.
+    """Another plan for a net.
 
     Attributes:
-        choice: the selection of that region alone.
+        choice: its selection: the net as one region, or another one.
         plan: its plan.
+        label: a name for people; empty: the engine and the memory format of the net as one region.
     """
 
     choice: Choice
     plan: Plan
+    label: str = ""
 
     @property
     def name(self) -> str:
-        """The engine and the memory format, for people."""
+        """For people."""
+        if self.label:
+            return self.label
         step = self.plan.steps[-1] if self.plan.steps[-1].kind == "region" else self.plan.steps[-2]
         return f"{step.config.engine} {step.layout}"
 
@@ -187,18 +191,21 @@ def fastest_of(
     settings: Settings,
     limits: Callable[[], TimingLimits],
     timer: Timer = interleave,
+    contest: Contest | None = None,
 ) -> BuiltPlan:
     """The selected plan, or the rival that is faster and right; with a note of all their times.
 
     Args:
         built: the selected plan.
-        rivals: plans of the net as one program.
+        rivals: other plans.
         check: makes and compares runs.
         net: the net.
         settings: passed to the programs.
         limits: how long programs are timed; asked when they are built.
         timer: times several functions in turn.
+        contest: how the rivals are called, timed and compared; None: as the net as one program.
     """
+    contest = contest or WHOLE
     programs: dict[str, Program] = {}
     by_name = {rival.name: rival for rival in rivals}
     for name, rival in by_name.items():
@@ -211,16 +218,16 @@ def fastest_of(
         return built
     try:
         with phase("check", "net as one program"):
-            times = _times(built, programs, check, _rounds(limits(), settings), timer)
+            times = _times(built, programs, check, contest.limits(limits(), settings), timer)
             best = min(programs, key=lambda name: times[name].median_ms if name in times else float("inf"))
             outcome = None
-            if best in times and _wins(by_name[best], times[best], times[_PLAN], settings):
+            if best in times and contest.wins(by_name[best], times[best], times[_PLAN], settings):
                 outcome = check.both(programs[best], limits())
     except _FAILURES:  # the selected plan is there: what fails beside it is no rival
         torch.cuda.empty_cache()
         return built
     told = ", ".join(f"{name} {one.median_ms:.3f}" for name, one in times.items() if name != _PLAN)
-    note = f"the whole net by one engine, ms: {told}; as selected {times[_PLAN].median_ms:.3f}"
+    note = f"{contest.what}, ms: {told}; as selected {times[_PLAN].median_ms:.3f}"
     least = least_error(str(settings.numerics), net.captured.graph)
     if outcome is None or end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least):
         plan = replace(built.plan, notes=(*built.plan.notes, note))
@@ -238,6 +245,23 @@ def _rounds(limits: TimingLimits, settings: Settings) -> TimingLimits:
     """Effort `none` takes the first rounds' word."""
     return replace(limits, rounds=min(limits.rounds, FIRST_ROUNDS)) if settings.effort is Effort.NONE else limits
 
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """How rivals meet the selected plan.
+
+    Attributes:
+        what: what they are, for the note.
+        limits: how long they are timed, from how long programs are.
+        wins: whether a rival's time replaces the plan's.
+    """
+
+    what: str
+    limits: Callable[[TimingLimits, Settings], TimingLimits]
+    wins: Callable[[Rival, Latency, Latency, Settings], bool]
+
+
+WHOLE: Final = Contest("the whole net by one engine", _rounds, _wins)
 
 _PLAN: Final = "as selected"
 

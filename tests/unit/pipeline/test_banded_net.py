@@ -37,7 +37,7 @@ class Block(nn.Module):
 def test_a_plan_in_bands_runs_is_saved_and_runs_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    monkeypatch.setattr(net, "_least_inside", lambda _target: 1)
+    monkeypatch.setattr(net, "LEAST_INSIDE", 1)
     monkeypatch.setattr(end_to_end, "why_slow", lambda *_: "")  # whatever else this machine does meanwhile
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -32,6 +32,7 @@ from convoy.problem import (
 from convoy.target import Target
 from tests.fuzz.random_problems import CASES, drawn_axis, drawn_epilogue, drawn_side, few, with_pool
 from tests.unit.engines import (
+    cpu_gate_cases,
     gated_1x1_cases,
     group_norm_cases,
     norm_cases,
@@ -312,8 +313,13 @@ def _window(draw: random.Random, h: int, w: int) -> tuple[tuple[int, int], tuple
 
 
 def _poolings(draw: random.Random) -> Problem:
-    """A pooling by itself."""
+    """A pooling by itself, at times the mean of the whole image."""
     n, c, h, w = _image(draw)
+    if draw.random() < 0.15:
+        dtype, kept = draw.choice(("fp32", "bf16")), draw.random() < 0.5
+        made = f"{dtype}[{n},{c}{',1,1' if kept else ''}]"
+        text = f"graph 1\ninput %v0: {dtype}[{n},{c},{h},{w}]\n%v1: {made} = aten.mean.dim(%v0, (2, 3), {kept})\nreturn %v1\n"
+        return SubgraphProblem(text, "nhwc")
     window, stride, pad, ceil_mode = _window(draw, h, w)
     kind, dtype = draw.choice(("max", "avg")), draw.choice(("fp32", "fp16", "bf16"))
     p, q = Pool(kind, *window, *stride, *pad, ceil_mode).size(h, w)
@@ -491,6 +497,36 @@ def _in_bands(draw: random.Random) -> Problem:
         return _in_bands(draw)
 
 
+def _gated_on_cpus(draw: random.Random) -> Problem:
+    """Values times a gate and the 1x1 convolution that reads them."""
+    n, c, h, w = _image(draw)
+    options = {
+        "dtype": draw.choice(("fp32", "fp32", "bf16")),
+        "bias": draw.random() < 0.8,
+        "residual": draw.random() < 0.4,
+        "activation": draw.choice(("none", *ACTIVATIONS)),
+        "order": draw.choice(("%x, %g", "%g, %x")),
+    }
+    return cpu_gate_cases.gated((draw.choice((0, n, n, n)), c, h, w), draw.randint(1, 100), **options)
+
+
+def _averaged(draw: random.Random) -> Problem:
+    """Convolutions with a filter a channel, and the mean of their results."""
+    n, c, h, w = _image(draw)
+    side = draw.choice((3, 3, 5, 7, 2))
+    pad, stride, dilation = (
+        draw.choice((side // 2, draw.randint(0, side))),
+        draw.choice((1, 1, 2)),
+        draw.choice((1, 1, 2)),
+    )
+    part = Part(0, side, stride, pad, dilation, draw.choice(("none", *ACTIVATIONS)), draw.random() < 0.8)
+    dtype, mean = draw.choice(("fp32", "fp32", "bf16")), draw.choice((*cpu_gate_cases.MEANS,))
+    try:
+        return cpu_gate_cases.averaged((draw.choice((0, n, n, n)), max(2, c), h, w), part, mean, dtype=dtype)
+    except InputError:  # a filter that is larger than its image
+        return _averaged(draw)
+
+
 def _casts(draw: random.Random) -> Problem:
     """Several changes of dtype."""
     source, made = draw.sample(("fp32", "fp16", "bf16"), 2)
@@ -537,6 +573,8 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "squeeze-and-excitation": _squeeze_excitations,
     "gated 1x1": _gated_1x1s,
     "in bands": _in_bands,
+    "gated on CPUs": _gated_on_cpus,
+    "averaged": _averaged,
     "casts": _casts,
 }
 

@@ -42,7 +42,16 @@ OWN = [
 OWN += [pytest.param(name, "fprop", "cpu", id=f"{name}-fprop-cpu") for name in ("pruned.c", "pruned.channels")]
 OWN += [
     pytest.param(name, "piece", "cpu", id=f"{name}-piece-cpu")
-    for name in ("cpu.pooling", "cpu.concat", "cpu.scale", "cpu.layer_norm", "cpu.group_norm", "cpu.banded")
+    for name in (
+        "cpu.pooling",
+        "cpu.concat",
+        "cpu.scale",
+        "cpu.layer_norm",
+        "cpu.group_norm",
+        "cpu.banded",
+        "cpu.gated_1x1",
+        "cpu.depthwise_mean",
+    )
 ]
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

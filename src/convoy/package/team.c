@@ -14,6 +14,7 @@
 #define EXPORTED __attribute__((visibility("default")))
 
 _Thread_local Team convoy_team = {0, 1};
+static _Thread_local struct Pool *own_pool; /* of the calling thread, while it makes launches */
 
 typedef struct {
     void *fixed;
@@ -82,6 +83,11 @@ static void meet(Pool *pool) {
         wait_for(pool, &pool->phase, phase);
 }
 
+/* Between two loops of a kernel. */
+void convoy_team_meet(void) {
+    if (convoy_team.size > 1) meet(own_pool);
+}
+
 static void launch(const Launch *one, void *const *slots) {
     void *tensors[MOST_TENSORS];
     for (int64_t i = 0; i < one->count; i++) {
@@ -96,6 +102,7 @@ static void do_share(Pool *pool, int64_t number) {
     void *const *slots = pool->slots;
     Team before = convoy_team;
     convoy_team = (Team){number, pool->size};
+    own_pool = pool;
     for (const Launch *one = pool->launches; one < end; one++) {
         launch(one, slots);
         meet(pool);

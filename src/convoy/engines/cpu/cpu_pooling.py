@@ -2,6 +2,10 @@
 
 %p = aten.max_pool2d.default(%x, (3, 3), (2, 2))       or another pooling
 %f = aten.view.default(%p, (1, 9216))                  optional
+
+or
+
+%m = aten.mean.dim(%x, (2, 3), True)                   the mean of each image's channels, as [n, c, 1, 1] or as [n, c]
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from convoy.engines.base import Executable, Packed
 from convoy.engines.cpu.native_launch import Native, NativeExecutable
 from convoy.engines.cpu.weight_tiles import STORED, storage_kernel
 from convoy.engines.cpu_subgraph import CpuSubgraphEngine
-from convoy.engines.subgraph import pooling_of
+from convoy.engines.subgraph import parse_subgraph, pooling_of
+from convoy.graph.ir import Graph, Node, Ref
 from convoy.problem import Knobs, Pool, Problem, SubgraphProblem, TensorSpec
 from convoy.target import Target
 
@@ -45,6 +50,32 @@ class _PoolingSizes(ctypes.Structure):
 def channels_of_block(c: int, w: int) -> int:
     """Channels of a work item: as many as fit a reduced row, in whole cache lines, so that each row is read once."""
     return max(LINE, min(-(-c // LINE), BLOCK_FLOATS // (LINE * max(1, min(w, WIDEST)))) * LINE)
+
+
+def averages_images(graph: Graph, node: Node) -> bool:
+    """Whether a node takes the mean of each channel over each image, of at least one pixel, as [n, c, 1, 1] or as [n, c]."""
+    x = node.args[0] if node.args else None
+    if node.op not in ("aten.mean.dim", "aten.adaptive_avg_pool2d.default") or node.kwargs or not isinstance(x, Ref):
+        return False
+    spec, made = graph.values[x.name].spec, graph.values[node.outputs[0]].spec
+    if len(spec.shape) != 4 or not spec.shape[2] * spec.shape[3] or made.dtype != spec.dtype:
+        return False
+    if node.op == "aten.mean.dim":
+        dims = node.args[1] if len(node.args) > 1 else None
+        if not isinstance(dims, tuple) or sorted(dim % 4 for dim in dims if isinstance(dim, int)) != [2, 3]:
+            return False
+        return made.shape in (spec.shape[:2], (*spec.shape[:2], 1, 1))
+    return made.shape == (*spec.shape[:2], 1, 1)
+
+
+def _mean_of(problem: SubgraphProblem) -> tuple[Pool, TensorSpec] | None:
+    """The mean that a subgraph consists of, as an average over the whole image, and its input; None for any other subgraph."""
+    graph = parse_subgraph(problem.text)
+    if len(graph.nodes) != 1 or graph.outputs != graph.nodes[0].outputs or not averages_images(graph, graph.nodes[0]):
+        return None
+    spec = graph.values[graph.inputs[0]].spec
+    h, w = spec.shape[2:]
+    return Pool("avg", h, w, h, w), spec
 
 
 class _CpuPooling(NativeExecutable):
@@ -78,7 +109,7 @@ class PoolingCpu(CpuSubgraphEngine):
 
     def refusal(self, problem: SubgraphProblem) -> str:
         """Refuses other dtypes than those of `STORED` and windows too wide for a block."""
-        pooling = pooling_of(problem) or pooling_of(problem, flat=True)
+        pooling = pooling_of(problem) or pooling_of(problem, flat=True) or _mean_of(problem)
         if pooling is None:
             return "computes a single pooling, got another subgraph"
         pool, spec = pooling
@@ -93,7 +124,7 @@ class PoolingCpu(CpuSubgraphEngine):
         del knobs, target
         assert isinstance(problem, SubgraphProblem)
         flat = pooling_of(problem, flat=True)
-        pooling = flat or pooling_of(problem)
+        pooling = flat or pooling_of(problem) or _mean_of(problem)
         assert pooling is not None
         return _CpuPooling(*pooling, flat=flat is not None)
 

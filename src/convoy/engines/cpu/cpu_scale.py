@@ -61,7 +61,7 @@ class Scaling:
         if not 1 <= len(nodes) <= 2:
             return None
         node, *rest = nodes
-        found = _of_constants(graph, node) or _of_gate(graph, node)
+        found = _of_constants(graph, node) or gate_of(graph, node)
         activation = _activation(node, rest)
         if found is None or activation not in ACTIVATIONS or graph.outputs != nodes[-1].outputs:
             return None
@@ -86,7 +86,7 @@ def _of_constants(graph: Graph, node: Node) -> tuple[str, str] | None:
     return (x, "") if len(shape) == 4 and known == [shift, scale] and fits else None
 
 
-def _of_gate(graph: Graph, node: Node) -> tuple[str, str] | None:
+def gate_of(graph: Graph, node: Node) -> tuple[str, str] | None:
     """The value that a node multiplies with another of one value for each image and channel, and that one; None for any other."""
     names = [arg.name for arg in node.args if isinstance(arg, Ref)]
     if node.op != "aten.mul.Tensor" or node.kwargs or not len(names) == len(node.args) == 2:

@@ -159,23 +159,25 @@ INLINE void channels(const Row *u, int64_t c, const int width) {
         pixels(u, c, taps, bias, width);
 }
 
+/* A row of the result. */
+NOT_INLINED void add_row(const Sizes *z, void *const *tensors, int64_t row) {
+    const stored *x = tensors[0], *residual = tensors[3];
+    stored *y = tensors[4];
+    int64_t at = row * z->q * z->c;
+    Row u = {.z = z, .x = x + row / z->p * z->h * z->w * z->c, .weight = tensors[1], .bias = tensors[2], .y = y + at};
+    u.residual = residual ? residual + at : 0;
+    u.top = row % z->p * z->stride_h - z->pad_h;
+    u.first_r = u.top < 0 ? least(z->r, up(-u.top, z->dilation_h)) : 0;
+    u.last_r = u.top < z->h ? most(u.first_r, least(z->r, up(z->h - u.top, z->dilation_h))) : u.first_r;
+    if (z->c < LANES)
+        for (int64_t c = 0; c < z->c; c++) channels(&u, c, 1);
+    else
+        for (int64_t c = 0; c < z->c; c += LANES) channels(&u, least(c, z->c - LANES), LANES);
+    smooth_stored_rows(u.y, 0, 1, z->q * z->c, z->activation);
+}
+
 /* The whole problem: x, weight, bias, residual or NULL, and y. */
 void DEPTHWISE(const Sizes *z, void *const *tensors) {
-    const stored *x = tensors[0], *residual = tensors[3];
-    const float *weight = tensors[1], *bias = tensors[2];
-    stored *y = tensors[4];
-    int64_t units = z->n * z->p;
-    PARALLEL_FOR(unit, units, least(z->threads, units)) {
-        int64_t at = unit * z->q * z->c;
-        Row u = {.z = z, .x = x + unit / z->p * z->h * z->w * z->c, .weight = weight, .bias = bias, .y = y + at};
-        u.residual = residual ? residual + at : 0;
-        u.top = unit % z->p * z->stride_h - z->pad_h;
-        u.first_r = u.top < 0 ? least(z->r, up(-u.top, z->dilation_h)) : 0;
-        u.last_r = u.top < z->h ? most(u.first_r, least(z->r, up(z->h - u.top, z->dilation_h))) : u.first_r;
-        if (z->c < LANES)
-            for (int64_t c = 0; c < z->c; c++) channels(&u, c, 1);
-        else
-            for (int64_t c = 0; c < z->c; c += LANES) channels(&u, least(c, z->c - LANES), LANES);
-        smooth_stored_rows(u.y, 0, 1, z->q * z->c, z->activation);
-    }
+    int64_t rows = z->n * z->p;
+    EACH_ITEM(row, rows, least(z->threads, rows), add_row(z, tensors, row));
 }

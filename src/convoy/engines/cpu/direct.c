@@ -229,45 +229,48 @@ static void add_parts(Work *u, int64_t first_block, int64_t last_block, int64_t 
     }
 }
 
-/* The whole problem: x, weight, bias (padded to whole tiles), residual or NULL, y, as many zeros as a filter row has values, and
- * `threads` slots of `slot_floats` or NULL. */
-void NAMED(convoy_direct)(const Sizes *z, void *const *tensors) {
+/* A band of an image's pixels by a group of tiles. */
+NOT_INLINED void add_unit(const Sizes *z, void *const *tensors, int64_t unit) {
     const stored *x = tensors[0], *residual = tensors[3], *zeros = tensors[5];
     const float *weight = tensors[1], *bias = tensors[2];
     stored *y = tensors[4];
     float *workspace = tensors[6];
     int64_t pixels = z->p * z->q, blocks = up(pixels, PIXELS), registers = up(z->k, LANES);
-    int64_t units = z->n * z->bands * z->groups;
-    PARALLEL_FOR(unit, units, least(z->threads, units)) {
-        float *slot = workspace + THREAD_NUMBER() * z->slot_floats;
-        int64_t group = unit % z->groups, band = unit / z->groups % z->bands, image = unit / z->groups / z->bands;
-        int64_t first_block = blocks * band / z->bands, last_block = blocks * (band + 1) / z->bands;
-        Work u = {.z = z, .image = x + image * z->h * z->w * z->c, .zeros = zeros, .held = slot};
-        int64_t at = registers * group / z->groups, end = registers * (group + 1) / z->groups;
-        for (int64_t next; at < end; at = next) {
-            int64_t tile = at / VECTORS, first_k = at * LANES;
-            next = least(end, (tile + 1) * VECTORS);
-            u.channels = least((next - at) * LANES, z->k - first_k);
-            u.weight = weight + tile * z->r * z->s * z->c * TILE + at % VECTORS * LANES;
-            u.bias = bias + first_k;
-            u.residual = residual ? residual + image * pixels * z->k + first_k : 0;
-            u.y = y + image * pixels * z->k + first_k;
-            for (u.first_r = 0; u.first_r < z->r; u.first_r = u.last_r) {
-                u.last_r = least(z->r, u.first_r + z->part_r);
-                for (u.first_c = 0; u.first_c < z->c; u.first_c = u.last_c) {
-                    u.last_c = least(z->c, u.first_c + z->part_c);
-                    u.begins = u.first_r == 0 && u.first_c == 0;
-                    u.ends = u.last_r == z->r && u.last_c == z->c;
-                    add_parts(&u, first_block, last_block, blocks);
-                }
+    float *slot = workspace + THREAD_NUMBER() * z->slot_floats;
+    int64_t group = unit % z->groups, band = unit / z->groups % z->bands, image = unit / z->groups / z->bands;
+    int64_t first_block = blocks * band / z->bands, last_block = blocks * (band + 1) / z->bands;
+    Work u = {.z = z, .image = x + image * z->h * z->w * z->c, .zeros = zeros, .held = slot};
+    int64_t at = registers * group / z->groups, end = registers * (group + 1) / z->groups;
+    for (int64_t next; at < end; at = next) {
+        int64_t tile = at / VECTORS, first_k = at * LANES;
+        next = least(end, (tile + 1) * VECTORS);
+        u.channels = least((next - at) * LANES, z->k - first_k);
+        u.weight = weight + tile * z->r * z->s * z->c * TILE + at % VECTORS * LANES;
+        u.bias = bias + first_k;
+        u.residual = residual ? residual + image * pixels * z->k + first_k : 0;
+        u.y = y + image * pixels * z->k + first_k;
+        for (u.first_r = 0; u.first_r < z->r; u.first_r = u.last_r) {
+            u.last_r = least(z->r, u.first_r + z->part_r);
+            for (u.first_c = 0; u.first_c < z->c; u.first_c = u.last_c) {
+                u.last_c = least(z->c, u.first_c + z->part_c);
+                u.begins = u.first_r == 0 && u.first_c == 0;
+                u.ends = u.last_r == z->r && u.last_c == z->c;
+                add_parts(&u, first_block, last_block, blocks);
             }
         }
-        int64_t begin = registers * group / z->groups * LANES, first = pixels * first_block / blocks;
-        int64_t count = pixels * last_block / blocks - first, channels = least(end * LANES, z->k) - begin;
-        stored *made = y + (image * pixels + first) * z->k + begin;
-        if (channels == z->k) /* one run of values */
-            smooth_stored_rows(made, 0, 1, count * channels, z->activation);
-        else
-            smooth_stored_rows(made, z->k, count, channels, z->activation);
     }
+    int64_t begin = registers * group / z->groups * LANES, first = pixels * first_block / blocks;
+    int64_t count = pixels * last_block / blocks - first, channels = least(end * LANES, z->k) - begin;
+    stored *made = y + (image * pixels + first) * z->k + begin;
+    if (channels == z->k) /* one run of values */
+        smooth_stored_rows(made, 0, 1, count * channels, z->activation);
+    else
+        smooth_stored_rows(made, z->k, count, channels, z->activation);
+}
+
+/* The whole problem: x, weight, bias (padded to whole tiles), residual or NULL, y, as many zeros as a filter row has values, and
+ * `threads` slots of `slot_floats` or NULL. */
+void NAMED(convoy_direct)(const Sizes *z, void *const *tensors) {
+    int64_t units = z->n * z->bands * z->groups;
+    EACH_ITEM(unit, units, least(z->threads, units), add_unit(z, tensors, unit));
 }

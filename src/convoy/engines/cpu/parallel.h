@@ -3,9 +3,14 @@
  * With OpenMP, threads are started for each loop. A thread does its own share, which lies in its caches since the layer before, and then
  * takes from the ends of others' shares: cores may differ in speed, and other programs may use them. With CONVOY_TEAM (in packages) a team
  * of threads calls the kernel, and each does its share of the loop (team.c). Either way a work item computes the same bits, on
- * whichever thread.
+ * whichever thread. MEET() between two loops: the second begins when all items of the first are done.
+ *
+ * `PARALLEL_FOR(item, items, threads) statement`. `EACH_ITEM(item, items, threads, call)` is for a call of a function that is not inlined: one
+ * thread makes it without OpenMP, whose region for one takes as long as a small layer (0.4 to 0.9 us on an EPYC 7003).
  */
 #include <stdint.h>
+
+#define NOT_INLINED static __attribute__((noinline))
 
 #ifdef CONVOY_TEAM
 typedef struct {
@@ -13,6 +18,7 @@ typedef struct {
 } Team;
 
 extern _Thread_local Team convoy_team; /* who the calling thread is */
+extern void convoy_team_meet(void);
 
 /* The first item of this thread's share; the next thread's first is this one's end. */
 static inline int64_t convoy_share(int64_t items, int64_t threads, int64_t after) {
@@ -23,7 +29,9 @@ static inline int64_t convoy_share(int64_t items, int64_t threads, int64_t after
 
 #define PARALLEL_FOR(item, items, threads)                                                                           \
     for (int64_t item = convoy_share(items, threads, 0), item##_end = convoy_share(items, threads, 1); item < item##_end; item++)
+#define EACH_ITEM(item, items, threads, call) PARALLEL_FOR(item, items, threads) call
 #define THREAD_NUMBER() convoy_team.number
+#define MEET() convoy_team_meet()
 #define ALONE(call)                    \
     do {                               \
         Team team_before = convoy_team; \
@@ -33,6 +41,7 @@ static inline int64_t convoy_share(int64_t items, int64_t threads, int64_t after
     } while (0) /* a call of another kernel within a work item: this thread does all of it */
 #else
 #define ALONE(call) call
+#define MEET() ((void)0) /* a loop's threads end with it */
 #define CONVOY_TEXT(...) #__VA_ARGS__
 #define CONVOY_PRAGMA(...) _Pragma(CONVOY_TEXT(__VA_ARGS__))
 #ifdef _OPENMP
@@ -88,4 +97,10 @@ static inline int convoy_take(ConvoyShares *all, int64_t thread, int64_t *item, 
         CONVOY_PRAGMA(omp parallel num_threads((int)(threads)) if ((threads) > 1))                                             \
         for (int64_t item = 0, item##_end = 0; convoy_take(&item##_all, THREAD_NUMBER(), &item, &item##_end);)                 \
             for (; item < item##_end; item++)
+
+#define EACH_ITEM(item, items, threads, call)                              \
+    if ((threads) > 1)                                                     \
+        PARALLEL_FOR(item, items, threads) call;                           \
+    else                                                                   \
+        for (int64_t item = 0, item##_end = (items); item < item##_end; item++) call
 #endif

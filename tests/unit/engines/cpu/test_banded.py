@@ -11,8 +11,9 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
-from convoy.engines.cpu import cpu_banded, cpu_depthwise
-from convoy.engines.cpu.cpu_banded import ENGINE, plan_of
+from convoy.engines.cpu import cpu_depthwise
+from convoy.engines.cpu.chains import cpu_banded, cpu_depthwise_mean, cpu_gated_1x1, layer_call
+from convoy.engines.cpu.chains.cpu_banded import ENGINE, plan_of
 from convoy.engines.cpu.cpu_direct import PART_BYTES, DirectPartition, tile
 from convoy.engines.cpu.native_launch import PARALLEL_H
 from convoy.engines.cpu.weight_tiles import VECTORS_H
@@ -167,10 +168,10 @@ int main(void) {
                 int64_t c = 4, h = 9, w = 5, p = (h - 1) / stride + 1, q = (w - 1) / stride + 1;
                 int64_t window = least(h, (rows - 1) * stride + 3);
                 Bands z = {2, splits, rows, 1, window * w * c - MISSING, 2};
-                z.stage[0] = (Stage){(Call *)convoy_depthwise,
-                                     {1, c, h, w, c, 3, 3, 1, 1, 1, 1, 1, 1, h, w, 0, 0, 1}, 5, 0, -1, 4, 0};
-                z.stage[1] = (Stage){(Call *)convoy_depthwise,
-                                     {1, c, h, w, c, 3, 3, 1, 1, stride, stride, 1, 1, p, q, 0, 1, 1}, 5, 0, 3, 4, 0};
+                z.stage[0] = (Stage){{(void (*)(const void *, void *const *))convoy_depthwise,
+                                      {1, c, h, w, c, 3, 3, 1, 1, 1, 1, 1, 1, h, w, 0, 0, 1}, 5, 0, -1, 4}, 0};
+                z.stage[1] = (Stage){{(void (*)(const void *, void *const *))convoy_depthwise,
+                                      {1, c, h, w, c, 3, 3, 1, 1, stride, stride, 1, 1, p, q, 0, 1, 1}, 5, 0, 3, 4}, 0};
                 float *x = calloc(2 * c * h * w, 4), *weight = calloc(9 * c, 4), *bias = calloc(c, 4);
                 float *residual = calloc(2 * c * p * q, 4), *y = calloc(2 * c * p * q, 4), *slot = calloc(z.slot_floats, 4);
                 convoy_banded(&z, (void *const[]){x, residual, y, slot, 0, weight, bias, 0, 0, 0, weight, bias, 0, 0});
@@ -184,24 +185,23 @@ int main(void) {
 @pytest.mark.parametrize("missing", [0, 1])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, missing: int) -> None:
     """By the compiler's own sanitizers; with a slot that is one value too small they must say so."""
-    own = cpu_banded.SOURCE.read_text(encoding="utf-8")
-    for name in ("least", "most"):  # both sources have them
-        own = re.sub(rf"static int64_t {name}\(.*\n", "", own)
-    source = (
-        "".join(part.read_text(encoding="utf-8") for part in (PARALLEL_H, VECTORS_H, cpu_depthwise.SOURCE)) + own + MAIN
-    )
+    parts = (PARALLEL_H, VECTORS_H, cpu_depthwise.SOURCE, layer_call.LAYER_H, cpu_banded.SOURCE)
+    source = "".join(part.read_text(encoding="utf-8") for part in parts) + MAIN
     done = sanitized.run(tmp_path, source, "-DLANES=4", f"-DMISSING={missing}")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 
 
 def test_the_sizes_are_those_of_the_source() -> None:
-    source = re.sub(r"/\*.*?\*/", "", cpu_banded.SOURCE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for name in ("MOST_STAGES", "MOST_WORDS", "MOST_POINTERS"):
-        assert f"#define {name} {getattr(cpu_banded, name)}\n" in source
-    for struct, fields in (("Stage", cpu_banded._Stage._fields_), ("Bands", cpu_banded._Bands._fields_)):
+    sources = (layer_call.LAYER_H, *(module.SOURCE for module in (cpu_banded, cpu_gated_1x1, cpu_depthwise_mean)))
+    source = re.sub(r"/\*.*?\*/", "", "".join(part.read_text("utf-8") for part in sources), flags=re.DOTALL)
+    for name, module in (("MOST_STAGES", cpu_banded), ("MOST_WORDS", layer_call), ("MOST_POINTERS", layer_call)):
+        assert f"#define {name} {getattr(module, name)}\n" in source
+    structs = {"Layer": layer_call.LayerCall, "Stage": cpu_banded._Stage, "Bands": cpu_banded._Bands}
+    for struct, made in {**structs, "Gated": cpu_gated_1x1._Gated, "Mean": cpu_depthwise_mean._Mean}.items():
         found = re.search(rf"typedef struct \{{([^}}]*)\}} {struct};", source)
         assert found is not None
-        assert re.findall(r"(?:\w |,|\*)\s*\*?(\w+)(?:\[\w+\])?(?=[,;])", found[1]) == [name for name, _ in fields]
+        fields = re.findall(r"(?:\w |,|\*)\s*\(?\*?(\w+)(?:\[\w+\])?(?:\)\([^)]*\))?(?=[,;])", found[1])
+        assert fields == [name for name, _ in made._fields_]
     order = re.search(r"enum \{ ([^}]*) \};", source)
     assert order is not None
     names = [name.lower() for name in order[1].split(", ")]
@@ -211,5 +211,5 @@ def test_the_sizes_are_those_of_the_source() -> None:
         native = executable.native(executable.pack([torch.zeros(stage.weight_spec.shape), torch.zeros(8)]))
         fields = [name for name, _ in native.settings._fields_]
         assert fields[: len(names)] == names
-        assert len(fields) <= cpu_banded.MOST_WORDS
-        assert len(native.tensors) <= cpu_banded.MOST_POINTERS
+        assert len(fields) <= layer_call.MOST_WORDS
+        assert len(native.tensors) <= layer_call.MOST_POINTERS

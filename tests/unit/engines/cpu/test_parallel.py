@@ -15,10 +15,15 @@ PROGRAM = r"""
 #include <stdlib.h>
 #include <time.h>
 
+NOT_INLINED void count_once(int *times, int64_t item) { __atomic_fetch_add(times + item, 1, __ATOMIC_RELAXED); }
+
 static int done_once(int64_t items, int64_t threads) {
     int *times = calloc((size_t)items + 1, sizeof *times), right = 1;
-    PARALLEL_FOR(item, items, threads) __atomic_fetch_add(times + item, 1, __ATOMIC_RELAXED);
+    PARALLEL_FOR(item, items, threads) count_once(times, item);
     for (int64_t i = 0; i < items; i++) right &= times[i] == 1;
+    MEET();
+    EACH_ITEM(item, items, threads, count_once(times, item));
+    for (int64_t i = 0; i < items; i++) right &= times[i] == 2;
     right &= times[items] == 0;
     free(times);
     return right;

@@ -121,6 +121,33 @@ def test_poolings_keep_to_their_buffers_and_to_the_oracle(name: str) -> None:
         assert ready.error < (0.0 if POOLINGS[name][1] == "max" else bound) + 1e-12
 
 
+MEANS = {"(2, 3), True": (2, 40, 1, 1), "(-1, -2), True": (2, 40, 1, 1), "(3, 2)": (2, 40), "(2, 3), False": (2, 40)}
+
+
+@pytest.mark.parametrize("options", MEANS)
+def test_a_mean_over_the_image_is_an_average(options: str) -> None:
+    problem = piece([(2, 40, 9, 7)], f"aten.mean.dim(%x0, {options})", MEANS[options], "nhwc")
+    x = torch.randint(-9, 9, (2, 40, 9, 7), generator=torch.Generator().manual_seed(1)).float()
+    found = launched(
+        "cpu.pooling", problem, [x.contiguous(memory_format=torch.channels_last)], torch.empty(MEANS[options])
+    )
+    assert torch.equal(found.flatten(), x.mean((2, 3)).flatten())
+    for dtype, bound in (("fp32", 1e-6), ("bf16", 2.0**-8)):
+        given = SubgraphProblem(problem.text.replace("fp32", dtype), "nhwc")
+        assert prepare(ReferenceData(given, CPU), load_engine("cpu.pooling").config()).error < bound
+
+
+@pytest.mark.parametrize(
+    ("options", "made"),
+    [("(1, 3), True", (2, 1, 9, 1)), ("(2,), True", (2, 40, 1, 7)), ("(2, 3), True, dtype=dtype.fp64", (2, 40, 1, 1))],
+)
+def test_other_means_are_refused(options: str, made: tuple[int, ...]) -> None:
+    problem = piece([(2, 40, 9, 7)], f"aten.mean.dim(%x0, {options})", made, "nhwc")
+    if "fp64" in options:
+        problem = SubgraphProblem(problem.text.replace("%y: fp32", "%y: fp64"), "nhwc")
+    assert "got another subgraph" in load_engine("cpu.pooling").supports(problem, CPU).reason
+
+
 @pytest.mark.parametrize("name", [name for name in POOLINGS if name != "no image"])
 def test_a_view_behind_a_pooling_makes_images_rows(name: str) -> None:
     case = POOLINGS[name]

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
 import torch
 
 from convoy.engines.base import Engine, Executable, Packed
 from convoy.engines.cost_model import KernelWork, estimate_us
+from convoy.engines.cpu.chains.layer_call import LAYER_H, LayerCall, layer_call
 from convoy.engines.cpu.cpu_depthwise import ENGINE as DEPTHWISE
-from convoy.engines.cpu.cpu_direct import BAND_BLOCKS, PIXELS, DirectPartition
 from convoy.engines.cpu.cpu_direct import ENGINE as DIRECT
+from convoy.engines.cpu.cpu_direct import DirectPartition
 from convoy.engines.cpu.native_launch import PARALLEL_H, KernelSource, Native, NativeExecutable, Operand
 from convoy.engines.cpu.weight_tiles import FLAGS
 from convoy.engines.cpu_subgraph import CpuSubgraphEngine
@@ -37,8 +38,6 @@ from convoy.target import Target
 SOURCE: Final = Path(__file__).with_name("banded.c")
 
 MOST_STAGES: Final = 4
-MOST_WORDS: Final = 32
-MOST_POINTERS: Final = 16
 """As in banded.c."""
 
 SLOT_BYTES: Final = (384 << 10, 192 << 10, 768 << 10)
@@ -131,11 +130,7 @@ def plan_of(text: str) -> BandPlan | str:
 class _Stage(ctypes.Structure):
     """`Stage` of banded.c."""
 
-    _fields_ = (
-        ("call", ctypes.c_void_p),
-        ("settings", ctypes.c_int64 * MOST_WORDS),
-        *((name, ctypes.c_int64) for name in ("pointers", "x", "residual", "y", "offset")),
-    )
+    _fields_ = (("layer", LayerCall), ("offset", ctypes.c_int64))
 
 
 class _Bands(ctypes.Structure):
@@ -162,7 +157,7 @@ class _Banded(NativeExecutable):
         self._kernels = [_kernel(stage, target) for stage in plan.stages]
         self._counts = [0] * len(self._kernels)
         self.workspace_bytes = 4 * self._threads * plan.slot_floats(rows)[-1]
-        self.use(KernelSource((PARALLEL_H, SOURCE), FLAGS, CpuBanded.id, "convoy_banded"))
+        self.use(KernelSource((PARALLEL_H, LAYER_H, SOURCE), FLAGS, CpuBanded.id, "convoy_banded"))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """As each kernel packs its own, one after the other."""
@@ -194,7 +189,7 @@ class _Banded(NativeExecutable):
         for index, (kernel, window) in enumerate(zip(self._kernels, windows, strict=True)):
             one = kernel.native(constants[ends[index] : ends[index + 1]])
             assert one is not None
-            bands.stage[index] = _stage(kernel, one, window, offsets[index])
+            bands.stage[index] = _Stage(layer_call(kernel, one, window), offsets[index])
             tensors += [operand if isinstance(operand, torch.Tensor) else None for operand in one.tensors]
         calls = [(_CALL_WORD + i * _STAGE_WORDS, kernel.kernel) for i, kernel in enumerate(self._kernels)]
         return Native(bands, tuple(tensors), tuple(calls))
@@ -204,20 +199,6 @@ def _kernel(stage: Stage, target: Target) -> NativeExecutable:
     built = stage.engine.build(stage.problem, Knobs(), target)
     assert isinstance(built, NativeExecutable)
     return built
-
-
-def _stage(kernel: NativeExecutable, one: Native, rows: int, offset: int) -> _Stage:
-    """A kernel's launch as banded.c makes it: for one image, by one thread."""
-    settings = type(one.settings).from_buffer_copy(one.settings)
-    assert isinstance(settings, ctypes.Structure)
-    settings.n = settings.threads = 1
-    if hasattr(settings, "bands"):
-        settings.groups, settings.bands = 1, -(-rows * settings.q // (PIXELS * BAND_BLOCKS))
-    words = (ctypes.c_int64 * MOST_WORDS)(*(getattr(settings, field[0]) for field in settings._fields_))
-    where = {operand: place for place, operand in enumerate(one.tensors) if isinstance(operand, tuple)}
-    call = ctypes.cast(cast("Any", kernel.call), ctypes.c_void_p)
-    places = (where["arg", 0], where.get(("arg", 1), -1), where["result", 0])
-    return _Stage(call, words, len(one.tensors), *places, offset)
 
 
 class CpuBanded(CpuSubgraphEngine):

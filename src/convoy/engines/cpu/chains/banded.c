@@ -2,9 +2,11 @@
  * before this.
  *
  * What lies between them is as many rows as the next one reads, in a slot of the workspace that a thread's second cache holds. Rows
- * that the next band reads too move to the slot's beginning.
+ * that the next band reads too move to the slot's beginning. A thread goes through the bands of its share in order; for a band that it takes
+ * from another thread's share it makes all rows anew.
  */
 #define MOST_STAGES 4
+#define STATE_FLOATS 32
 
 typedef struct {
     Layer layer;
@@ -12,22 +14,28 @@ typedef struct {
 } Stage;
 
 typedef struct {
-    int64_t images, splits, rows, threads, slot_floats, stages;
+    int64_t images, bands, threads, slot_floats, stages;
     Stage stage[MOST_STAGES];
 } Bands;
+
+/* What stands in a slot, in STATE_FLOATS, before the rows. */
+typedef struct {
+    int64_t next; /* the band for which the rows are there */
+    Rows held[MOST_STAGES];
+} State;
 
 typedef struct {
     const Bands *z;
     const float *x, *residual; /* of the image */
     float *y, *slot;
     void *const *tensors; /* the kernels' own, one after the other */
-    Rows held[MOST_STAGES];
+    State *state;
 } Work;
 
 /* Row `row` of the result of a stage that is not the last. */
 static float *inner(const Work *u, int64_t stage, int64_t row) {
     const Stage *s = u->z->stage + stage;
-    return u->slot + s->offset + (row - u->held[stage].first) * s->layer.settings[Q] * s->layer.settings[K];
+    return u->slot + s->offset + (row - u->state->held[stage].first) * s->layer.settings[Q] * s->layer.settings[K];
 }
 
 static void launch(const Work *u, int64_t stage, Rows made, void *const *tensors) {
@@ -42,7 +50,7 @@ static void launch(const Work *u, int64_t stage, Rows made, void *const *tensors
 /* Let go of the rows of a stage's result that come before `wanted`; returns the first that is not there yet. */
 static int64_t slide(Work *u, int64_t stage, Rows wanted) {
     const int64_t *z = u->z->stage[stage].layer.settings;
-    Rows *held = u->held + stage;
+    Rows *held = u->state->held + stage;
     int64_t kept = greater(0, held->end - wanted.first);
     if (kept && wanted.first > held->first)
         memmove(inner(u, stage, held->first), inner(u, stage, wanted.first), kept * z[Q] * z[K] * sizeof(float));
@@ -51,34 +59,40 @@ static int64_t slide(Work *u, int64_t stage, Rows wanted) {
     return wanted.first + kept;
 }
 
-/* Rows `made` of the last stage's result, in one image, in bands as long as each other. */
+/* Rows `made` of the last stage's result, in one image. */
 static void run(Work *u, Rows made) {
     const Bands *z = u->z;
-    int64_t rows = made.end - made.first, bands = (rows + z->rows - 1) / z->rows;
-    for (int64_t band = 0; band < bands; band++) {
-        Rows wanted[MOST_STAGES];
-        wanted[z->stages - 1] = (Rows){made.first + rows * band / bands, made.first + rows * (band + 1) / bands};
-        for (int64_t i = z->stages - 1; i > 0; i--) wanted[i - 1] = read_by(z->stage[i].layer.settings, wanted[i]);
-        void *const *tensors = u->tensors;
-        for (int64_t i = 0; i < z->stages; tensors += z->stage[i++].layer.pointers) {
-            Rows now = wanted[i];
-            if (i + 1 < z->stages) now.first = slide(u, i, wanted[i]);
-            if (now.first < now.end) launch(u, i, now, tensors);
-        }
+    Rows wanted[MOST_STAGES];
+    wanted[z->stages - 1] = made;
+    for (int64_t i = z->stages - 1; i > 0; i--) wanted[i - 1] = read_by(z->stage[i].layer.settings, wanted[i]);
+    void *const *tensors = u->tensors;
+    for (int64_t i = 0; i < z->stages; tensors += z->stage[i++].layer.pointers) {
+        Rows now = wanted[i];
+        if (i + 1 < z->stages) now.first = slide(u, i, wanted[i]);
+        if (now.first < now.end) launch(u, i, now, tensors);
     }
+}
+
+/* A band of an image: rows as many as others have. */
+static void run_band(const Bands *z, void *const *tensors, int64_t unit, float *slot) {
+    const int64_t *first = z->stage[0].layer.settings, *last = z->stage[z->stages - 1].layer.settings;
+    int64_t image = unit / z->bands, band = unit % z->bands, made = last[P] * last[Q] * last[K];
+    Work u = {.z = z, .tensors = tensors + 4, .slot = slot, .state = (State *)slot};
+    u.x = (const float *)tensors[0] + image * first[H] * first[W] * first[C];
+    u.residual = tensors[1] ? (const float *)tensors[1] + image * made : 0;
+    u.y = (float *)tensors[2] + image * made;
+    if (u.state->next != unit || band == 0) memset(u.state, 0, sizeof(State));
+    run(&u, (Rows){last[P] * band / z->bands, last[P] * (band + 1) / z->bands});
+    u.state->next = unit + 1;
 }
 
 /* x, residual or NULL, y, `threads` slots of `slot_floats`, and the kernels' own tensors. */
 void convoy_banded(const Bands *z, void *const *tensors) {
-    const int64_t *first = z->stage[0].layer.settings, *last = z->stage[z->stages - 1].layer.settings;
-    int64_t units = z->images * z->splits, made = last[P] * last[Q] * last[K];
-    PARALLEL_FOR(unit, units, lesser(z->threads, units)) {
-        int64_t image = unit / z->splits, split = unit % z->splits;
-        Work u = {.z = z, .tensors = tensors + 4};
-        u.x = (const float *)tensors[0] + image * first[H] * first[W] * first[C];
-        u.residual = tensors[1] ? (const float *)tensors[1] + image * made : 0;
-        u.y = (float *)tensors[2] + image * made;
-        u.slot = (float *)tensors[3] + THREAD_NUMBER() * z->slot_floats;
-        ALONE(run(&u, ((Rows){last[P] * split / z->splits, last[P] * (split + 1) / z->splits})));
+    int64_t units = z->images * z->bands, threads = lesser(z->threads, units);
+    float *slots = tensors[3];
+    BEFORE_LOOP(thread, threads) ((State *)(slots + thread * z->slot_floats))->next = -1;
+    PARALLEL_FOR(unit, units, threads) {
+        float *slot = slots + THREAD_NUMBER() * z->slot_floats;
+        ALONE(run_band(z, tensors, unit, slot));
     }
 }

@@ -38,6 +38,7 @@ from convoy.target import Target
 SOURCE: Final = Path(__file__).with_name("banded.c")
 
 MOST_STAGES: Final = 4
+STATE_FLOATS: Final = 32
 """As in banded.c."""
 
 SLOT_BYTES: Final = (384 << 10, 192 << 10, 768 << 10)
@@ -88,13 +89,16 @@ class BandPlan:
         return found
 
     def slot_floats(self, rows: int) -> list[int]:
-        """Offset of each intermediate result in a thread's buffer, then the buffer's size: floats, in whole cache lines."""
+        """Offset of each intermediate result in a thread's buffer, then the buffer's size: floats, in whole cache lines.
+
+        What the thread has there stands before them.
+        """
         inner = [stage.problem for stage in self.stages[:-1]]
         sizes = (
             -(-count * problem.q * problem.k // 16) * 16
             for count, problem in zip(self.windows(rows), inner, strict=True)
         )
-        return list(accumulate(sizes, initial=0))
+        return list(accumulate(sizes, initial=STATE_FLOATS))
 
 
 @lru_cache(maxsize=256)
@@ -137,7 +141,7 @@ class _Bands(ctypes.Structure):
     """`Bands` of banded.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("images", "splits", "rows", "threads", "slot_floats", "stages")),
+        *((name, ctypes.c_int64) for name in ("images", "bands", "threads", "slot_floats", "stages")),
         ("stage", _Stage * MOST_STAGES),
     )
 
@@ -176,8 +180,7 @@ class _Banded(NativeExecutable):
         offsets = plan.slot_floats(self._rows)
         bands = _Bands(
             images=images,
-            splits=1 if images % self._threads == 0 else self._threads,
-            rows=self._rows,
+            bands=-(-plan.stages[-1].problem.p // self._rows),
             threads=self._threads,
             slot_floats=offsets[-1],
             stages=len(plan.stages),

@@ -80,7 +80,7 @@ def selection_problem(
         extra_engines: the user's own, as `Settings.engines` names them.
     """
     shares = zeros or {}
-    fastest = _fastest_copies(copies, rows)
+    fastest = _fastest_copies(copies, rows, extra_engines)
     in_place = _written_in_place(graph, regions, rows, extra_engines)
     candidates: list[Candidate] = []
     for index, region in enumerate(regions):
@@ -210,12 +210,16 @@ def fast_or_small(rows: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _fastest_copies(
-    copies: Mapping[tuple[str, str, str], LayoutProblem], rows: Rows
+    copies: Mapping[tuple[str, str, str], LayoutProblem], rows: Rows, extra_engines: tuple[str, ...]
 ) -> dict[tuple[str, str, str], Measurement]:
-    """The fastest measurement of each copy."""
+    """The fastest measurement of each copy; of equal ones, as predictions are, one that is launched without Python."""
+
+    def order(row: Measurement) -> tuple[float, bool]:
+        return row.median_us, not load_engine(row.config.engine, extra_engines).native
+
     found: dict[tuple[str, str, str], Measurement] = {}
     for name, problem in copies.items():
         measured = [row for row in rows.get(problem.key, ()) if row.ok]
         if measured:
-            found[name] = min(measured, key=lambda row: row.median_us)
+            found[name] = min(measured, key=order)
     return found

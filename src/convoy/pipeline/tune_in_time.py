@@ -21,8 +21,8 @@ from convoy.pipeline.check.verify_predicted import BuiltPlan, rebuild_until_veri
 from convoy.pipeline.measure_net import measure, prediction_notes
 from convoy.pipeline.net import Net
 from convoy.pipeline.observer import Observer, announce
+from convoy.pipeline.rivals.whole_rivals import LEAST_LEFT_S
 from convoy.pipeline.schedule_search import LACK_OF_TIME
-from convoy.pipeline.whole_rivals import LEAST_LEFT_S
 from convoy.plan import Plan
 from convoy.settings import Effort, Settings
 from convoy.tune import SearchResult

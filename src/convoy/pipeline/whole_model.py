@@ -23,13 +23,14 @@ from convoy.pipeline.check.end_to_end_check import build_and_check, with_timelin
 from convoy.pipeline.check.least_error import least_error
 from convoy.pipeline.check.net_check import NetCheck
 from convoy.pipeline.check.verify_predicted import BuiltPlan
-from convoy.pipeline.fusing_rivals import FUSING, fusing_rivals
 from convoy.pipeline.isolation import IsolatedCopy, isolate
 from convoy.pipeline.measure_net import prediction_notes, with_counted_zeros
 from convoy.pipeline.net import Net
 from convoy.pipeline.observer import Observer, Stopwatch
 from convoy.pipeline.optimize_result import OptimizeResult
 from convoy.pipeline.plan_target import device_of, target_for
+from convoy.pipeline.rivals.fusing_rivals import FUSING, fusing_rivals
+from convoy.pipeline.rivals.whole_rivals import fastest_of, rivals_of
 from convoy.pipeline.schedules import build_fastest, builds_of
 from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.stored_plans.plan_store import plan_store
@@ -37,7 +38,6 @@ from convoy.pipeline.stored_plans.start import start_stored
 from convoy.pipeline.stored_plans.start_inference import InferenceStart
 from convoy.pipeline.summarize import CheckOutcome, SummaryOnDemand, brief_summary, summarize
 from convoy.pipeline.tune_in_time import TunedPlan, answers_first, tune_in_time
-from convoy.pipeline.whole_rivals import fastest_of, rivals_of
 from convoy.plan import Plan
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.program.program_cache import Tuner

@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from convoy.capture import Captured, capture_inference, captured_function, functionalize
-from convoy.capture.functionalize import _IN_PLACE, _KEPT, _MAY_SHARE, aten
+from convoy.capture.recording.simple_calls import IN_PLACE, KEPT, MAY_SHARE, aten
 from convoy.zoo import input_size, load_model
 
 NETS = ["alexnet", "googlenet", "efficientnet_b0"]
@@ -94,6 +94,7 @@ class Calls(nn.Module):
 OPERATORS = {
     aten.adaptive_avg_pool2d.default: lambda m, y, x: F.adaptive_avg_pool2d(y, 2),
     aten.add.Tensor: lambda m, y, x: torch.add(y, m.norm(y), alpha=2),
+    aten.alias.default: lambda m, y, x: y[:, :4] * 2,
     aten.avg_pool2d.default: lambda m, y, x: F.avg_pool2d(y, 2),
     aten.batch_norm.default: lambda m, y, x: m.norm(y),
     aten.cat.default: lambda m, y, x: torch.cat([y, x], 1),
@@ -152,6 +153,7 @@ OPERATORS = {
     aten.pixel_shuffle.default: lambda m, y, x: F.pixel_shuffle(y, 2),
     aten.pow.Tensor_Scalar: lambda m, y, x: y**2,
     aten.reshape.default: lambda m, y, x: y.reshape(2, 2, -1).transpose(1, 2).reshape(2, -1) + y.reshape(2, -1),
+    aten.reshape_as.default: lambda m, y, x: y.flatten(1).reshape_as(y) + y.transpose(2, 3).reshape_as(y),
     aten.scaled_dot_product_attention.default: lambda m, y, x: F.scaled_dot_product_attention(y, y, y, scale=0.5),
     aten.select.int: lambda m, y, x: y[:, 1] + x[:, 0],
     aten.slice.Tensor: lambda m, y, x: y[:, 1:3, ::2] + y[:, :2, 1:8:2],
@@ -175,7 +177,7 @@ OPERATORS = {
 
 
 def test_every_operator_that_is_rewritten_has_a_case():
-    assert set(OPERATORS) == _KEPT | set(_IN_PLACE) | _MAY_SHARE | {aten.batch_norm.default}
+    assert set(OPERATORS) == KEPT | set(IN_PLACE) | MAY_SHARE | {aten.batch_norm.default}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -184,6 +186,15 @@ def test_operators_are_rewritten_to_the_same_graph(target, dtype, both):
     found, wanted, simple = both(Calls(OPERATORS[target], dtype), torch.zeros(2, 3, 8, 8, dtype=dtype))
     assert simple
     assert is_same(found, wanted)
+
+
+def standardised(m, y, x):
+    """A weight as NFNet has it, and the same without a scale."""
+    weight = F.batch_norm(
+        m.conv.weight.reshape(1, 4, -1), None, None, weight=m.norm.weight, training=True, momentum=0.0
+    )
+    plain = F.batch_norm(m.conv.weight.reshape(1, 4, -1), None, None, training=True)
+    return F.conv2d(x, (weight + plain).reshape_as(m.conv.weight), m.conv.bias)
 
 
 def reread(m, y, x):
@@ -272,7 +283,7 @@ def of_another_dtype(m, y, x):
     return y.to(torch.bfloat16).add_(x.mean(1, keepdim=True))
 
 
-SIMPLE = (reread, two_names, before_a_view)
+SIMPLE = (reread, two_names, before_a_view, standardised)
 VIEWED = (seen_by_a_part, of_a_part, of_a_transposed_view, of_a_reshaped_copy, of_a_contiguous_tensor)
 OTHERS = (
     *VIEWED,

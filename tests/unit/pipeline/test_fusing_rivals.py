@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from convoy.engines.compilers import host_compiler
-from convoy.pipeline import fusing_rivals, net, optimize_model, whole_rivals
+from convoy.pipeline import net, optimize_model
 from convoy.pipeline.check.end_to_end import Latency
-from convoy.pipeline.fusing_rivals import FACTORS, FUSING
-from convoy.pipeline.fusing_rivals import fusing_rivals as rivals_of
+from convoy.pipeline.rivals import fusing_rivals, whole_rivals
+from convoy.pipeline.rivals.fusing_rivals import FACTORS, FUSING
+from convoy.pipeline.rivals.fusing_rivals import fusing_rivals as rivals_of
 from convoy.pipeline.select import Choice
 from convoy.problem import EngineConfig
 from convoy.selection import Candidate, SelectionProblem, solve

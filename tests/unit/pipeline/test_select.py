@@ -188,6 +188,24 @@ def test_what_a_compiler_cannot_finish_in_time_is_not_chosen(spent_s: float, dat
     assert any(note.endswith(LACK_OF_TIME) for note in choice.notes) == (winner == "aten")
 
 
+@pytest.mark.parametrize(
+    ("effort", "device", "each_us", "winner"),
+    [
+        ("none", "cpu", 540.0, "aten"),  # with 100 us for each launch: 16 % slower
+        ("none", "cpu", 640.0, "inductor"),  # 35 %
+        ("none", "cuda", 540.0, "inductor"),
+        ("quick", "cpu", 540.0, "inductor"),
+    ],
+)
+def test_a_first_answer_on_a_cpu_waits_for_a_compiler_that_saves_much(
+    effort: str, device: str, each_us: float, winner: str
+) -> None:
+    net, found = gated_net({"inductor": 1000.0}, each_us)
+    net = replace(net, target=replace(TARGET, device=device))
+    choice = select(net, found, Settings(effort=effort))
+    assert {candidate.config.engine for candidate in choice.selection.chosen} == {winner}
+
+
 def test_what_is_left_out_as_equally_fast_is_not_left_out_for_lack_of_time() -> None:
     net, found = gated_net({"inductor": 4.0, "cuda.fusion": 4.07})
     net = replace(net, target=replace(TARGET, device="cpu"))

@@ -144,6 +144,12 @@ def test_the_fastest_copy_is_the_one_offered() -> None:
     assert set(found.copies) == set(found.convert_us)
 
 
+def test_of_copies_that_are_predicted_alike_one_without_python_is_offered() -> None:
+    copy = COPIES["c", "nchw", "nhwc"]
+    found = offered(row(copy, 3.0), row(copy, 3.0, "cpu.layout"), row(copy, 3.0, "inductor"))
+    assert found.copies["c", "nchw", "nhwc"].config.engine == "cpu.layout"
+
+
 def test_sizes_and_formats_of_values() -> None:
     found = offered()
     assert found.value_layouts == dict.fromkeys(("x", "c", "a"), LAYOUTS)

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 import convoy
-from convoy.pipeline import whole_rivals
 from convoy.pipeline.check.end_to_end import Latency, OutputErrors, TimingLimits
 from convoy.pipeline.check.end_to_end_check import ComparedRun, EndToEndCheck
 from convoy.pipeline.check.verify_predicted import BuiltPlan
+from convoy.pipeline.rivals import whole_rivals
+from convoy.pipeline.rivals.whole_rivals import Rival, fastest_of
 from convoy.pipeline.select import Choice
 from convoy.pipeline.summarize import CheckOutcome
-from convoy.pipeline.whole_rivals import Rival, fastest_of
 from convoy.plan import Plan, Step
 from convoy.problem import EngineConfig
 

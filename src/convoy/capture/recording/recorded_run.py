@@ -26,9 +26,10 @@ from torch.utils import _pytree as pytree
 
 from convoy.capture.copies import copied_arguments, separate_copy
 from convoy.capture.export import tracing
-from convoy.capture.functionalize import SPLITS, SimpleCalls, rewrite_calls
+from convoy.capture.functionalize import rewrite_calls
 from convoy.capture.recording.recorded_program import RecordedNesting, RecordedProgram, RecordedSignature
 from convoy.capture.recording.recorder_modes import RecordCalls, RefuseReadValues
+from convoy.capture.recording.simple_calls import SPLITS, SimpleCalls
 from convoy.capture.recording.without_data import result_without_data, tensors_without_data, without_data
 from convoy.capture.state.attribute_snapshot import AttributeSnapshot
 from convoy.engines.torch_flags import unsearched_convolutions

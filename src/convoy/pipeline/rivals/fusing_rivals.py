@@ -20,8 +20,8 @@ from convoy.pipeline.check.end_to_end import Latency, TimingLimits
 from convoy.pipeline.check.verify_predicted import BuiltPlan
 from convoy.pipeline.launch_overhead import with_launch_costs, without_launch_costs
 from convoy.pipeline.net import Net
+from convoy.pipeline.rivals.whole_rivals import Contest, Rival
 from convoy.pipeline.select import Choice, make_plan
-from convoy.pipeline.whole_rivals import Contest, Rival
 from convoy.selection import Candidate, Selection, SelectionProblem, solve
 from convoy.settings import Effort, Settings, Solver
 from convoy.tune import SearchResult

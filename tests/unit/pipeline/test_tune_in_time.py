@@ -17,6 +17,7 @@ from convoy.pipeline import optimize_model, tune_in_time
 from convoy.pipeline.check.end_to_end import Latency, OutputErrors, interleave
 from convoy.pipeline.check.verify_predicted import BuiltPlan
 from convoy.pipeline.summarize import CheckOutcome
+from convoy.pipeline.tune_in_time import OTHERS_S, WHOLE_SHARE
 from convoy.plan import Plan
 from convoy.program import Program
 from convoy.settings import Effort, Settings
@@ -97,10 +98,20 @@ def time_of(tuned: tune_in_time.TunedPlan) -> float:
 def test_the_first_answer_comes_first_and_the_search_leaves_time_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = Stages(monkeypatch, 30.0)
     assert time_of(stages.run()) == 5.0
-    assert stages.searched == [(Effort.NONE, 30.0), (Effort.QUICK, 30.0 - 3.0 - 1.25 * 3.0)]
+    assert stages.searched == [(Effort.NONE, 30.0), (Effort.QUICK, 30.0 - 3.0 - 1.25 * 3.0 - OTHERS_S["cpu"])]
     assert stages.now <= 30.0
     assert stages.lines == ["first answer after 3.0 s: 1.25 times as fast as PyTorch (8 ms, PyTorch 10 ms)"]
     assert stages.messages == ["a layer", "1.25x so far, 27 s left: a layer"]
+
+
+@pytest.mark.parametrize(("more_s", "kept_s"), [(0.1, OTHERS_S["cpu"]), (-0.1, 0.0)])
+def test_other_selections_are_timed_where_that_leaves_enough_for_measuring(
+    monkeypatch: pytest.MonkeyPatch, more_s: float, kept_s: float
+) -> None:
+    time_s = 3.0 + 1.25 * 3.0 + WHOLE_SHARE * OTHERS_S["cpu"] + more_s
+    stages = Stages(monkeypatch, time_s)
+    stages.run()
+    assert stages.searched[1][1] == pytest.approx(time_s - 3.0 - 1.25 * 3.0 - kept_s)
 
 
 def test_what_turns_out_slower_or_wrong_does_not_replace_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,4 +189,4 @@ def test_a_thousand_cycles_leak_nothing(libconvoy: Libconvoy, portable: Path, da
     for _ in range(1000):
         cycle()
     assert resident_bytes() - before < 2 << 20, "one leaked block of memory a cycle would be more"
-    assert len([*Path("/proc/self/fd").iterdir()]) == files
+    assert len([*Path("/proc/self/fd").iterdir()]) <= files  # a collection may close what other tests left

@@ -143,7 +143,7 @@ def test_a_listed_engine_for_cpus_does_not_count_for_gpus(monkeypatch: pytest.Mo
     path.parent.mkdir(parents=True)
     digests = list[tuple[str, str]]()
     for more in ("", '"b": "convoy.engines.cpu.chains.b", ', '"c": "convoy.engines.gates.c", '):
-        path.write_text(f'MANIFEST = {{{more}"a": "convoy.engines.library.a"}}\n')
+        path.write_text(f'MANIFEST = {{{more}"a": "convoy.engines.gates.a"}}\n')
         digests.append((timed_code.whole_net_code.__wrapped__("cpu"), timed_code.whole_net_code.__wrapped__("cuda")))
     (cpu, gpu), (cpu_b, gpu_b), (cpu_c, gpu_c) = digests
     assert len({cpu, cpu_b, cpu_c}) == 3

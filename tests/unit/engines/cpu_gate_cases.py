@@ -25,7 +25,7 @@ def gated(
     activation: str = "none",
     order: str = "%x, %g",
 ) -> SubgraphProblem:
-    """A product with a gate, the 1x1 convolution that reads it, and what follows."""
+    """A product with a gate, and the 1x1 convolution that reads it with its epilogue."""
     n, c, h, w = shape
     image, made = f"{dtype}[{n},{c},{h},{w}]", f"{dtype}[{n},{filters},{h},{w}]"
     lines = ["graph 1", f"input %x: {image}", f"input %g: {dtype}[{n},{c},1,1]"]
@@ -44,7 +44,7 @@ def gated(
 
 
 def averaged(shape: Sequence[int], part: Part, mean: str = "pool", *, dtype: str = "fp32") -> SubgraphProblem:
-    """A depthwise convolution, what follows it, and the mean of that; raises InputError where it has no output."""
+    """A depthwise convolution with its activation, and the mean of the result; raises InputError where it has no output."""
     n, c, h, w = shape
     (layer,) = problems(shape, [part])
     made = f"{dtype}[{n},{c},{layer.p},{layer.q}]"

@@ -27,8 +27,8 @@ from convoy.settings import Effort, Settings, Solver
 from convoy.tune import SearchResult
 
 FACTORS: Final = {"more layers in one launch": 0.6, "fewer layers in one launch": 1 / 0.6}
-"""By what the times of launches of several layers are multiplied. Between two minutes of one machine that others use too, times
-of EfficientNet-B0's layers differed by up to 1.8. With 0.85 few of its launches changed, and none of MobileNetV2's that pay."""
+"""Factors on the times of launches of several layers. On a shared machine the times of EfficientNet-B0's layers changed by up to
+1.8 between two minutes. A factor of 0.85 changed few of its launches, and none of those that pay in MobileNetV2."""
 
 TIED: Final = 0.01
 """By less than this share of its time a selection is not faster: the first one stays."""

@@ -1,1 +1,1 @@
-"""Kernels in C for CPUs that call other kernels, a part of the rows at a time: what lies between stays in a thread's cache."""
+"""Kernels in C for CPUs that call other kernels for some rows at a time. The values between them stay in a thread's cache."""

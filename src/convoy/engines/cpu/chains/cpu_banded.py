@@ -91,7 +91,7 @@ class BandPlan:
     def slot_floats(self, rows: int) -> list[int]:
         """Offset of each intermediate result in a thread's buffer, then the buffer's size: floats, in whole cache lines.
 
-        What the thread has there stands before them.
+        The first `STATE_FLOATS` of the buffer hold its state (`State` of banded.c).
         """
         inner = [stage.problem for stage in self.stages[:-1]]
         sizes = (

@@ -131,7 +131,7 @@ class CpuDepthwiseMean(CpuSubgraphEngine):
         return (SubgraphProblem(text, LAYOUT),)
 
     def fusions(self, graph: Graph) -> Iterable[Sequence[str]]:
-        """Each depthwise convolution with what follows it, and the mean of that."""
+        """Each depthwise convolution with its activation, and the mean of the result."""
         return ((*chain.names, mean) for chain, mean in averaged_groups(graph))
 
     def refusal(self, problem: SubgraphProblem) -> str:

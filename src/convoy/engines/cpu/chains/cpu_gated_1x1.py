@@ -206,7 +206,7 @@ class CpuGated1x1(CpuSubgraphEngine):
         return (SubgraphProblem(text, LAYOUT),)
 
     def fusions(self, graph: Graph) -> Iterable[Sequence[str]]:
-        """Each product with a gate, with the 1x1 convolution behind it and what follows that."""
+        """Each product with a gate, the 1x1 convolution behind it, and that convolution's epilogue."""
         return ((product, *chain.names) for product, chain, _, _ in gated_groups(graph))
 
     def refusal(self, problem: SubgraphProblem) -> str:

@@ -64,7 +64,9 @@ def chosen(
     monkeypatch: pytest.MonkeyPatch, rivals: dict[str, Program], selected_ms: float = 2.0, left_s: float = 100.0
 ) -> BuiltPlan:
     """The plan that runs after a selected plan of `selected_ms` met rivals, by engine."""
-    monkeypatch.setattr(whole_rivals, "_built", lambda plan, net, settings: rivals.get(plan.steps[0].config.engine))
+    monkeypatch.setattr(
+        whole_rivals, "_built", lambda plan, net, settings, stage: rivals.get(plan.steps[0].config.engine)
+    )
     monkeypatch.setattr("convoy.pipeline.check.end_to_end_check.interleave", planted)
     outcome = CheckOutcome(Latency("torch.eager", (10.0,)), Latency("convoy", (selected_ms,)), RIGHT, RIGHT)
     nothing: Any = None

@@ -108,7 +108,7 @@ MAY_SHARE: Final = frozenset(
 
 
 class SimpleCalls:
-    """Accepts calls in order: those above, where what is written is a tensor that a call made and nobody holds a view of."""
+    """Accepts the calls above, in order. A call in place must write a tensor that another call made and that has no view."""
 
     def __init__(self) -> None:
         self._maker: dict[fx.Node, fx.Node] = {}  # of the tensor that a call returns; none for a view
@@ -132,7 +132,7 @@ class SimpleCalls:
 
 
 def _is_known(node: fx.Node) -> bool:
-    """Whether it is a call of those above that computes what it does in evaluation mode."""
+    """Whether it is a call of those above, with arguments as in evaluation mode."""
     target = node.target
     if target is aten.batch_norm.default:
         return _is_plain_batch_norm(node)
@@ -158,6 +158,6 @@ def _is_plain_batch_norm(node: fx.Node) -> bool:
 
 
 def _keeps_dtype(node: fx.Node) -> bool:
-    """Whether the functional call's result has the dtype of what was written: every operand has it."""
+    """Whether all operands have one floating-point dtype, so that the functional call's result has it too."""
     dtypes = {arg.meta["val"].dtype for arg in node.all_input_nodes}
     return len(dtypes) == 1 and all(dtype.is_floating_point for dtype in dtypes)

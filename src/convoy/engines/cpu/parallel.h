@@ -5,8 +5,9 @@
  * of threads calls the kernel, and each does its share of the loop (team.c). Either way a work item computes the same bits, on
  * whichever thread. MEET() between two loops: the second begins when all items of the first are done.
  *
- * `PARALLEL_FOR(item, items, threads) statement`. `BEFORE_LOOP(thread, threads) statement` prepares what each of its threads has. `EACH_ITEM(item, items, threads, call)` is for a call of a function that is not inlined: one
- * thread makes it without OpenMP, whose region for one takes as long as a small layer (0.4 to 0.9 us on an EPYC 7003).
+ * `PARALLEL_FOR(item, items, threads) statement`. `BEFORE_LOOP(thread, threads) statement` prepares what each of its threads has.
+ * `EACH_ITEM(item, items, threads, call)` is for a call of a function that is not inlined: one thread makes it without OpenMP, whose
+ * region for one takes as long as a small layer (0.4 to 0.9 us on an EPYC 7003).
  */
 #include <stdint.h>
 

@@ -78,7 +78,7 @@ def _limits(limits: TimingLimits, settings: Settings) -> TimingLimits:
     return replace(limits, rounds=ROUNDS, most_s=min(limits.most_s, MOST_S))
 
 
-FUSING: Final = Contest("other selections", _limits, wins)
+FUSING: Final = Contest("other selections", "other selections", _limits, wins)
 
 
 def _configs(selection: Selection) -> set[tuple[int, str, str]]:

@@ -211,13 +211,13 @@ def fastest_of(
     for name, rival in by_name.items():
         if limits().most_s < LEAST_LEFT_S and rival.plan.steps[-1].config.engine != BASELINE:
             continue
-        program = _built(rival.plan, net, settings)
+        program = _built(rival.plan, net, settings, contest.stage)
         if program is not None:
             programs[name] = program
     if not programs:
         return built
     try:
-        with phase("check", "net as one program"):
+        with phase("check", contest.stage):
             times = _times(built, programs, check, contest.limits(limits(), settings), timer)
             best = min(programs, key=lambda name: times[name].median_ms if name in times else float("inf"))
             outcome = None
@@ -251,17 +251,19 @@ class Contest:
     """How rivals meet the selected plan.
 
     Attributes:
-        what: what they are, for the note.
+        what: a name for the rivals in the note.
+        stage: a name for the profile.
         limits: how long they are timed, from how long programs are.
         wins: whether a rival's time replaces the plan's.
     """
 
     what: str
+    stage: str
     limits: Callable[[TimingLimits, Settings], TimingLimits]
     wins: Callable[[Rival, Latency, Latency, Settings], bool]
 
 
-WHOLE: Final = Contest("the whole net by one engine", _rounds, _wins)
+WHOLE: Final = Contest("the whole net by one engine", "net as one program", _rounds, _wins)
 
 _PLAN: Final = "as selected"
 
@@ -284,10 +286,10 @@ def _times(
         return times
 
 
-def _built(plan: Plan, net: Net, settings: Settings) -> Program | None:
+def _built(plan: Plan, net: Net, settings: Settings, stage: str) -> Program | None:
     """A plan's program; None if it cannot be compiled, or captured."""
     try:
-        with phase("build", "net as one program"):
+        with phase("build", stage):
             return build_program(plan, net.captured, net.regions_by_nodes, net.target, settings, tuned=True)
     except _FAILURES:
         torch.cuda.empty_cache()

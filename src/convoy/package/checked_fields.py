@@ -89,6 +89,10 @@ class Fields:
         """A JSON object."""
         return self.take(name, lambda value: isinstance(value, dict), "a JSON object")
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a field, which was not taken yet."""
+        return name in self._left
+
     def anything(self, name: str) -> Any:
         """A value that somebody else checks."""
         return self.take(name, lambda _: True, "a value")

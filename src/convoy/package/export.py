@@ -71,7 +71,7 @@ def export(
     """Write a module as one file, which `convoy.open` and `convoy run` take without the module.
 
     The file holds the graph, the plan, the weights as the kernels read them, and the compiled kernels. It is for the device that
-    the module is on. For a GPU it holds the recorded CUDA graph of the plan, and every step must be a kernel of Convoy's own.
+    the module is on. For a GPU it holds the plan's recorded CUDA graph: each step is a kernel of Convoy's own or a run of cuDNN.
 
     Args:
         model: a module in evaluation mode, or what `convoy.optimize` returned: then its plans are exported, one program for
@@ -82,8 +82,8 @@ def export(
         more_args: further example inputs, such as other batch sizes: the package gets a program for each, and the weights once.
             An optimised module gives its own plan for each of these shapes; it is tuned for those that it has none for.
         plan: a plan, or the file of one, to be used in place of tuning.
-        portable: use only Convoy's own kernels, so that the C runtime (`libconvoy`) can run the package. Without it a module on a
-            GPU is tuned so too, but a plan with a library's kernels is refused.
+        portable: use only Convoy's own kernels. On a CPU the C runtime (`libconvoy`) runs no other packages. On a GPU it runs all,
+            and others may need cuDNN; a plan with PyTorch's kernels is refused.
         settings: for tuning, if there is no plan. `time_s` bounds the whole call, with all its programs.
         name: name of the model in the package; its class name by default.
         normalisation: mean and standard deviation of each channel, by which `convoy run` normalises images.
@@ -212,7 +212,7 @@ def _checked_plan(net: Net, plan: Plan | None, settings: Settings, until: Deadli
     """The plan to be bound: the one given, PyTorch's own operators where tuning found nothing faster, or a portable one."""
     found = digest(net.captured.graph)
     if plan is None or (portable and plan.baseline):
-        return portable_plan(net, settings, until)
+        return portable_plan(net, settings, until, portable=portable)
     if plan.graph_digest != found:
         raise PlanError("plan", plan.graph_digest, f"a plan of this model, digest {found}", "Tune the model again.")
     if plan.baseline:

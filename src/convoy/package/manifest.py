@@ -57,10 +57,13 @@ class CudaNeeds:
     Attributes:
         capability: of the device, 90 for 9.0.
         driver: least CUDA version of the driver, as cuDriverGetVersion gives it: 13000 for 13.0.
+        cudnn: version of cuDNN that wrote its plans, as cudnnGetVersion gives it: 91900 for 9.19.0; 0: it has none. The same
+            major and minor version reads them.
     """
 
     capability: int
     driver: int
+    cudnn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ def manifest_bytes(manifest: Manifest) -> bytes:
         "sums": dict(manifest.sums),
     }
     if manifest.cuda is not None:
-        data["cuda"] = asdict(manifest.cuda)
+        data["cuda"] = {name: value for name, value in asdict(manifest.cuda).items() if name != "cudnn" or value}
     return (json.dumps(data, indent=1) + "\n").encode()
 
 
@@ -209,7 +212,9 @@ def _cuda(where: str, fields: Fields, target: Target) -> CudaNeeds | None:
     if target.device != "cuda":
         return None
     own = Fields(where, fields.anything("cuda"))
-    found = CudaNeeds(own.integer("capability", 10, 1000), own.integer("driver", 1000, 1_000_000))
+    least_driver = own.integer("driver", 1000, 1_000_000)
+    cudnn = own.integer("cudnn", 90_000, 10_000_000) if own.has("cudnn") else 0
+    found = CudaNeeds(own.integer("capability", 10, 1000), least_driver, cudnn)
     own.finish()
     return found
 

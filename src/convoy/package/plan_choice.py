@@ -1,4 +1,4 @@
-"""Plans that are chosen for a package: by Convoy's own kernels alone, or PyTorch's own operators where nothing was faster."""
+"""Plans that are chosen for a package: of kernels that it can hold, or of PyTorch's own operators where nothing was faster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 from convoy.deadline import Deadline
 from convoy.engines.base import Engine
+from convoy.engines.library.cudnn import calls_torch
 from convoy.engines.manifest import BASELINE, MANIFEST, load_engine
 from convoy.errors import InputError, SelectionError
 from convoy.measurement.protocol import protocol_for
@@ -40,9 +41,17 @@ def is_portable(plan: Plan) -> bool:
     return not plan.baseline and all(step.config.engine in known for step in plan.steps)
 
 
-def own_engines(settings: Settings, device: str) -> list[str]:
-    """The engines of `portable_engines` that the user allows; raises InputError if there is none."""
-    found = portable_engines(device)
+CUDNN: Final = "cudnn"
+"""The library whose plans a package for a GPU can hold beside kernels of Convoy's own."""
+
+
+def own_engines(settings: Settings, device: str, *, portable: bool = True) -> list[str]:
+    """The engines of `portable_engines` that the user allows, and cuDNN on a GPU unless the package is to be portable.
+
+    Raises:
+        InputError: the user allows none of them.
+    """
+    found = portable_engines(device) + ([CUDNN] if device == "cuda" and not portable else [])
     only, denied = settings.only_engines, settings.deny_engines
     kept = [engine for engine in found if engine not in denied and (not only or engine in only)]
     if not kept:
@@ -50,8 +59,8 @@ def own_engines(settings: Settings, device: str) -> list[str]:
     return kept
 
 
-def portable_plan(net: Net, settings: Settings, deadline: Deadline | None = None) -> Plan:
-    """A plan of Convoy's own kernels alone: of rows measured on this machine, and of the engines' estimates for the rest.
+def portable_plan(net: Net, settings: Settings, deadline: Deadline | None = None, *, portable: bool = True) -> Plan:
+    """A plan of what a package can hold: of rows measured on this machine, and of the engines' estimates for the rest.
 
     On a GPU the effort is at least `quick`: which of a kernel's forms can be built there is known only when it was built.
 
@@ -59,14 +68,17 @@ def portable_plan(net: Net, settings: Settings, deadline: Deadline | None = None
         net: the captured model.
         settings: effort, engines and database.
         deadline: when measuring must end; None: after `settings.time_s`.
+        portable: whether the plan has kernels of Convoy's own alone. Otherwise it may have plans of cuDNN's on a GPU.
 
     Raises:
         InputError: naming the layers that none of these kernels computes.
     """
     device = net.target.device
     effort = Effort.QUICK if device == "cuda" and settings.effort is Effort.NONE else settings.effort
-    own = replace(settings, only_engines=tuple(own_engines(settings, device)), deny_engines=(), effort=effort)
-    engines = [load_engine(engine) for engine in own.only_engines]
+    own = replace(
+        settings, only_engines=tuple(own_engines(settings, device, portable=portable)), deny_engines=(), effort=effort
+    )
+    engines = [load_engine(engine) for engine in own.only_engines if engine != CUDNN]  # which estimates no times
     rows: dict[str, list[Measurement]] = {}
     if own.effort is not Effort.NONE:
         with shown(own.progress) as watch, Database.open(own.db) as database:
@@ -75,7 +87,8 @@ def portable_plan(net: Net, settings: Settings, deadline: Deadline | None = None
             key: [row for row in kept if row.ok and row.config.engine != BASELINE] for key, kept in found.rows.items()
         }
     for problem in distinct_problems(net.regions, net.copies):
-        if not rows.get(problem.key):
+        rows[problem.key] = [row for row in rows.get(problem.key, ()) if not _calls_torch(problem, row)]
+        if not rows[problem.key]:
             rows[problem.key] = _estimates(problem, engines, net.target)
     choices = _selection_problem(net, rows)
     covered = {node for candidate in choices.candidates for node in choices.regions[candidate.region].nodes}
@@ -89,6 +102,10 @@ def portable_plan(net: Net, settings: Settings, deadline: Deadline | None = None
             "portable", net.name, "layers that Convoy's own kernels compute together", str(error)
         ) from error
     return make_plan(net, Choice(choices, selection, {}), own, [PREDICTED])
+
+
+def _calls_torch(problem: Problem, row: Measurement) -> bool:
+    return row.config.engine == CUDNN and calls_torch(problem, row.config.knobs)
 
 
 def _no_kernel(net: Net, missing: Sequence[str]) -> InputError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from torch import nn
 
 import convoy
 from convoy.errors import InputError, PackageError
+from convoy.package.cuda.recorded_graph import CudnnRun
 from convoy.package.runtime_library import write_runtime
 from convoy.zoo import load_model
 from tests.unit.package.example_programs import EXAMPLES, built, said
@@ -213,6 +215,67 @@ def test_another_devices_package_and_another_driver_are_refused(
     with pytest.raises(PackageError):
         convoy.open(cut, trust=True)
     assert library.status(cut) != 0
+
+
+@pytest.fixture(scope="module")
+def by_cudnn(settings: convoy.Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """A package whose convolutions are all plans of cuDNN's, for one image and for four, and an input."""
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 128, 3, stride=2, padding=1)
+    net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU()).eval().to("cuda", DTYPE)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(4, 64, 56, 56, generator=generator).to("cuda", DTYPE, memory_format=torch.channels_last)
+    only = dataclasses.replace(settings, only_engines=("cudnn", "cuda.layout", "cuda.fusion"))
+    path = tmp_path_factory.mktemp("package") / "cudnn.convoy"
+    return convoy.export(net, path, (x[:1],), more_args=[(x,)], settings=only), x
+
+
+def test_plans_of_cudnn_run_in_python_and_in_c(by_cudnn: tuple[Path, torch.Tensor], library: Libconvoy) -> None:
+    path, x = by_cudnn
+    net = convoy.open(path, trust=True)
+    for program in net.packed:
+        assert sum(isinstance(node, CudnnRun) for node in program.nodes) == 2
+    wanted = net(x)
+    for _ in range(100):
+        assert torch.equal(net(x), wanted)
+    with library.opened(path) as opened:
+        made = torch.full_like(wanted, float("nan"), device="cpu").contiguous()
+        assert opened.run([x.cpu()], [made]) == 0, library.error()
+        assert torch.equal(made.flatten(), wanted.permute(0, 2, 3, 1).flatten().cpu())
+
+
+def test_plans_of_cudnn_run_in_fresh_processes(
+    by_cudnn: tuple[Path, torch.Tensor], library: Libconvoy, tmp_path: Path
+) -> None:
+    """One with PyTorch, without the frontend; one in C, which finds cuDNN where PyTorch has it."""
+    path, x = by_cudnn
+    torch.save({"x": x, "y": convoy.open(path, trust=True)(x)}, tmp_path / "expected.pt")
+    code = (
+        "import sys, torch, convoy\n"
+        "kept = torch.load(sys.argv[2], weights_only=True)\n"
+        "y = convoy.open(sys.argv[1], trust=True)(kept['x'])\n"
+        "print(torch.equal(y, kept['y']), 'cudnn' in sys.modules, 'triton' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", code, str(path), str(tmp_path / "expected.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout.split() == ["True", "False", "False"], done.stderr[-2000:]
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    folder = next(str(Path(line.split()[-1]).parent) for line in maps if "libcudnn.so.9" in line)
+    folders = os.pathsep.join([folder, os.environ.get("LD_LIBRARY_PATH", "")])
+    program = built(EXAMPLES / "throughput.cpp", "c++", ("-std=c++17",), library, tmp_path)
+    status, text = said(program, path, 1, 20, LD_LIBRARY_PATH=folders)
+    assert status == 0, text
+
+
+def test_a_portable_package_has_no_plan_of_cudnn(
+    by_cudnn: tuple[Path, torch.Tensor], settings: convoy.Settings, tmp_path: Path
+) -> None:
+    _, x = by_cudnn
+    net = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()).eval().to("cuda", DTYPE)
+    opened = convoy.open(
+        convoy.export(net, tmp_path / "own.convoy", (x,), settings=settings, portable=True), trust=True
+    )
+    assert not any(isinstance(node, CudnnRun) for node in opened.packed[0].nodes)
 
 
 def test_a_plan_with_a_librarys_kernels_is_refused(model: nn.Module, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the programs of a CUDA package share: kernels and constants, each once."""
+"""What the programs of a CUDA package share: kernels, cuDNN's plans and constants, each once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from convoy.errors import CompileError
 from convoy.package.archive import Content
+from convoy.package.cuda.cudnn_backend import cudnn_version
 from convoy.package.cuda.graph_file import graph_bytes
 from convoy.package.cuda.recorded_graph import RecordedGraph
 from convoy.package.kernels import needs_here
@@ -23,15 +24,23 @@ from convoy.target import Target
 
 @dataclass(frozen=True, slots=True)
 class CudaContents:
-    """Kernels and constants of a package.
+    """Kernels, plans and constants of a package.
 
     Attributes:
         tensors: values of constant blocks.
         kernels: (name, cubin), in the manifest's order.
+        plans: texts of cuDNN's execution plans.
     """
 
     tensors: PackedTensors = field(default_factory=PackedTensors)
     kernels: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
+    plans: list[str] = field(default_factory=list[str])
+
+    def plan(self, text: str) -> str:
+        """The member with a plan of cuDNN's."""
+        if text not in self.plans:
+            self.plans.append(text)
+        return _plan_member(self.plans.index(text))
 
     def kernel(self, name: str, cubin: bytes) -> int:
         """The index of a kernel."""
@@ -61,6 +70,7 @@ def write_cuda_package(
     for index, (net, graph) in enumerate(programs):
         members += program_members(index, net, graph_bytes(graph))
     members += [(_member(index), [cubin]) for index, cubin in enumerate(cubins)]
+    members += [(_plan_member(index), [text.encode()]) for index, text in enumerate(contents.plans)]
     members.append((WEIGHTS, write_tensors(contents.tensors.by_name)))
     manifest = Manifest(
         model=model.name,
@@ -76,7 +86,7 @@ def write_cuda_package(
         mean=model.mean,
         std=model.std,
         sums={},
-        cuda=cuda_needs(model.target),
+        cuda=cuda_needs(model.target, cudnn_version() if contents.plans else 0),
     )
     write_members(path, manifest, members)
 
@@ -85,7 +95,11 @@ def _member(index: int) -> str:
     return f"kernels/k{index}.cubin"
 
 
-def cuda_needs(target: Target) -> CudaNeeds:
-    """The needs of binaries for a device: its own capability, and a driver of their CUDA version."""
+def _plan_member(index: int) -> str:
+    return f"cudnn/p{index}.json"
+
+
+def cuda_needs(target: Target, cudnn: int = 0) -> CudaNeeds:
+    """The needs of binaries for a device: its own capability, a driver of their CUDA version, and a version of cuDNN."""
     major = (torch.version.cuda or "12.0").partition(".")[0]
-    return CudaNeeds(target.capability, 1000 * int(major))
+    return CudaNeeds(target.capability, 1000 * int(major), cudnn)

@@ -14,9 +14,11 @@ import torch
 from convoy.engines.compilers.cuda_bindings import driver
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import PackageError
+from convoy.package.cuda.cudnn_backend import CudnnPlans
 from convoy.package.cuda.read_cuda_graph import PROGRAMMATIC
 from convoy.package.cuda.recorded_graph import (
     Argument,
+    CudnnRun,
     DevicePlace,
     KernelLaunch,
     MemoryCopy,
@@ -92,9 +94,10 @@ class PackagedCudaProgram:
         constants: values of constant blocks by name, on the CPU. Blocks of one name share memory.
         known: device memory of constants by name, shared among the package's programs; gets those that are new.
         device: where it runs.
+        plans: cuDNN's plans; None for a graph without them.
 
     Raises:
-        PackageError: the driver refuses the graph.
+        PackageError: the driver or cuDNN refuses the graph.
         torch.OutOfMemoryError: it does not fit in the GPU's memory.
     """
 
@@ -105,8 +108,9 @@ class PackagedCudaProgram:
         constants: Mapping[str, torch.Tensor],
         known: dict[str, torch.Tensor],
         device: torch.device,
+        plans: CudnnPlans | None = None,
     ) -> None:
-        self.device, self._functions = device, functions
+        self.device, self._functions, self._plans = device, functions, plans
         self._lock = threading.Lock()
         self._blocks: list[torch.Tensor] = []
         for block in graph.blocks:
@@ -195,7 +199,20 @@ class PackagedCudaProgram:
             fill.dst, fill.value, fill.elementSize = self._address(node.target), node.value, node.element_bytes
             fill.width, fill.height, fill.pitch = node.count, 1, node.count * node.element_bytes
             return checked(cuda.cuGraphAddMemsetNode(graph, None, 0, fill, context), "a fill")
+        if isinstance(node, CudnnRun):
+            return self._cudnn_run(graph, node)
         return checked(cuda.cuGraphAddEmptyNode(graph, None, 0), "a join")
+
+    def _cudnn_run(self, graph: Any, run: CudnnRun) -> Any:
+        assert self._plans is not None
+        cuda, checked = driver(), self._functions.checked
+        operands = [(uid, self._address(place)) for uid, place in run.operands]
+        workspace = 0 if run.workspace is None else self._address(run.workspace)
+        child = self._plans.graph(run.plan, operands, workspace, checked)
+        try:
+            return checked(cuda.cuGraphAddChildGraphNode(graph, None, 0, child), "a run of cuDNN")
+        finally:
+            cuda.cuGraphDestroy(child)
 
     def _kernel(self, graph: Any, launch: KernelLaunch) -> Any:
         cuda, checked = driver(), self._functions.checked

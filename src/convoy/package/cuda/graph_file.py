@@ -13,6 +13,7 @@ from convoy.package.cuda.recorded_graph import (
     TENSOR_MAP_BYTES,
     Argument,
     Block,
+    CudnnRun,
     DevicePlace,
     Edge,
     Join,
@@ -32,6 +33,11 @@ MOST_ARGUMENT_BYTES: Final = 4096
 _MOST_THREADS: Final = 1024
 _MOST_GRID: Final = (1 << 31) - 1
 _ADDRESS_BYTES: Final = 8
+
+PLAN_MEMBER: Final = r"cudnn/p[0-9]{1,6}\.json"
+"""Names of members with cuDNN's plans."""
+
+_MOST_OPERANDS: Final = 64
 
 
 def graph_bytes(graph: RecordedGraph) -> bytes:
@@ -74,6 +80,11 @@ def _node_data(node: Node) -> dict[str, Any]:
     if isinstance(node, MemoryFill):
         size = {"element_bytes": node.element_bytes, "count": node.count}
         return {"kind": "fill", "target": _place_data(node.target), "value": node.value, **size}
+    if isinstance(node, CudnnRun):
+        operands = [[uid, *_place_data(place)] for uid, place in node.operands]
+        workspace = None if node.workspace is None else _place_data(node.workspace)
+        kept = {"workspace": workspace, "workspace_bytes": node.workspace_bytes}
+        return {"kind": "cudnn", "plan": node.plan, "operands": operands, **kept}
     return {"kind": "join"}
 
 
@@ -145,7 +156,7 @@ def _edge(where: str, data: object, nodes: int) -> Edge:
 
 def _node(where: str, data: object, blocks: tuple[Block, ...], kernels: int) -> Node:
     fields = Fields(where, data)
-    kind = fields.text("kind", "kernel|copy|fill|join")
+    kind = fields.text("kind", "kernel|copy|fill|cudnn|join")
     if kind == "kernel":
         found: Node = _kernel(where, fields, blocks, kernels)
     elif kind == "copy":
@@ -157,10 +168,27 @@ def _node(where: str, data: object, blocks: tuple[Block, ...], kernels: int) -> 
         count = fields.integer("count", 1, MOST_BLOCK_BYTES)
         target = _place(f"{where}.target", fields.anything("target"), blocks, each * count)
         found = MemoryFill(target, fields.integer("value", 0, (1 << 8 * each) - 1), each, count)
+    elif kind == "cudnn":
+        found = _cudnn_run(where, fields, blocks)
     else:
         found = Join()
     fields.finish()
     return found
+
+
+def _cudnn_run(where: str, fields: Fields, blocks: tuple[Block, ...]) -> CudnnRun:
+    operands: list[tuple[int, DevicePlace]] = []
+    for item in fields.items("operands"):
+        uid, block, offset = _integers(f"{where}.operands", item, 3, "a uid, a block and an offset")
+        operands.append((uid, _place(f"{where}.operands", [block, offset], blocks)))
+    if not 1 <= len(operands) <= _MOST_OPERANDS or len({uid for uid, _ in operands}) < len(operands):
+        raise PackageError(f"{where}.operands", len(operands), f"1 to {_MOST_OPERANDS} operands, each once")
+    size = fields.integer("workspace_bytes", 0, MOST_BLOCK_BYTES)
+    place = fields.anything("workspace")
+    workspace = _place(f"{where}.workspace", place, blocks, size) if size else None
+    if not size and place is not None:
+        raise PackageError(f"{where}.workspace", place, "null where workspace_bytes is 0")
+    return CudnnRun(fields.text("plan", PLAN_MEMBER, 100), tuple(operands), workspace, size)
 
 
 def _kernel(where: str, fields: Fields, blocks: tuple[Block, ...], kernels: int) -> KernelLaunch:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from convoy.engines.compilers.cuda_bindings import driver
 from convoy.engines.compilers.loaded_kernels import LoadedKernel
+from convoy.engines.gpu.library_calls import LibraryCall, NotedCall
 from convoy.errors import CompileError, InputError
 from convoy.package.cuda.recorded_graph import Edge
 
@@ -62,40 +64,75 @@ class RawJoin:
     """A node without work."""
 
 
-RawNode = RawKernel | RawCopy | RawFill | RawJoin
+RawNode = RawKernel | RawCopy | RawFill | LibraryCall | RawJoin
 
 
 @dataclass(frozen=True, slots=True)
 class RawGraph:
-    """A graph with addresses of this process: nodes in the order of their capture, and edges."""
+    """A graph with addresses of this process: nodes in the order of their capture, and edges. A library's call is one node."""
 
     nodes: tuple[RawNode, ...]
     edges: tuple[Edge, ...]
 
 
-def read_cuda_graph(handle: int, kernels: dict[int, LoadedKernel]) -> RawGraph:
+def read_cuda_graph(handle: int, kernels: dict[int, LoadedKernel], calls: Sequence[NotedCall] = ()) -> RawGraph:
     """The nodes and edges of a graph.
 
     Args:
         handle: a CUgraph that was not destroyed.
         kernels: Convoy's loaded kernels, by the driver's handle.
+        calls: calls of a library that were captured, with the nodes that they added.
 
     Raises:
-        InputError: the graph launches a kernel of a library, or a node that a package cannot hold.
+        InputError: the graph launches a kernel of a library outside of these calls, or a node that a package cannot hold.
         CompileError: the driver refuses.
     """
     cuda = driver()
     graph = cuda.CUgraph(handle)
     _, count = checked(cuda.cuGraphGetNodes(graph, 0), 2)
     nodes, _ = checked(cuda.cuGraphGetNodes(graph, count), 2)
-    index = {int(node): at for at, node in enumerate(nodes)}
     *_, count = checked(cuda.cuGraphGetEdges(graph, 0), 4)
     before, after, data, _ = checked(cuda.cuGraphGetEdges(graph, count), 4) if count else ((), (), (), 0)
-    edges = tuple(
-        Edge(index[int(a)], index[int(b)], int(kind.type) == PROGRAMMATIC)
-        for a, b, kind in zip(before, after, data, strict=True)
+    programmatic = [int(kind.type) == PROGRAMMATIC for kind in data]
+    ends = [(int(a), int(b)) for a, b in zip(before, after, strict=True)]
+    called, kept, edges = merged_calls([int(node) for node in nodes], list(zip(ends, programmatic, strict=True)), calls)
+    by_handle = {int(node): node for node in nodes}
+    return RawGraph(
+        tuple(called[node] if node in called else _node(by_handle[node], kernels) for node in kept), tuple(edges)
     )
-    return RawGraph(tuple(_node(node, kernels) for node in nodes), edges)
+
+
+def merged_calls(
+    nodes: Sequence[int], edges: Sequence[tuple[tuple[int, int], bool]], calls: Sequence[NotedCall]
+) -> tuple[Mapping[int, LibraryCall], list[int], list[Edge]]:
+    """Make one node of the nodes of each call: the first of them stands for all.
+
+    Args:
+        nodes: handles of all nodes, in the order of their capture.
+        edges: (handles of two nodes, whether the edge is programmatic).
+        calls: the calls.
+
+    Returns:
+        calls by the node that stands for them; the nodes that are left, in order; edges between these, by index. Edges from and
+        to a call are full ones: the work behind it begins when it has ended.
+    """
+    order = {node: at for at, node in enumerate(nodes)}
+    stands: dict[int, int] = {}
+    called: dict[int, LibraryCall] = {}
+    for noted in calls:
+        if noted.nodes:
+            first = min(noted.nodes, key=order.__getitem__)
+            called[first] = noted.call
+            stands.update(dict.fromkeys(noted.nodes, first))
+    kept = [node for node in nodes if stands.get(node, node) == node]
+    index = {node: at for at, node in enumerate(kept)}
+    found: dict[tuple[int, int], bool] = {}
+    for (a, b), programmatic in edges:
+        ends = index[stands.get(a, a)], index[stands.get(b, b)]
+        if ends[0] != ends[1]:
+            early = programmatic and a not in stands and b not in stands
+            found[ends] = early and found.get(ends, True)
+    return called, kept, [Edge(a, b, programmatic) for (a, b), programmatic in found.items()]
 
 
 def checked(answer: tuple[Any, ...], results: int = 1) -> Any:
@@ -126,9 +163,10 @@ def _node(node: Any, kernels: dict[int, LoadedKernel]) -> RawNode:
 
 def _unpackable(what: str) -> InputError:
     todo = (
-        "Export with portable=True (--portable), or tune with only_engines of Convoy's own kernels (cuda.*, triton.*)."
+        "Export without a plan, or with portable=True (--portable), or tune with only_engines of Convoy's own kernels and "
+        "cuDNN's (cuda.*, triton.*, cudnn)."
     )
-    return InputError("plan", what, "launches of Convoy's own kernels, copies and fills", todo)
+    return InputError("plan", what, "launches of Convoy's own kernels, runs of cuDNN, copies and fills", todo)
 
 
 def _copy(found: Any) -> RawCopy:

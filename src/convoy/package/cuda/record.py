@@ -11,6 +11,7 @@ import torch
 from convoy.capture import Captured
 from convoy.engines.compilers.cuda_bindings import driver
 from convoy.engines.compilers.loaded_kernels import loaded_kernels
+from convoy.engines.gpu.library_calls import noting
 from convoy.errors import InputError
 from convoy.package.cuda.cuda_contents import CudaContents
 from convoy.package.cuda.read_cuda_graph import checked, read_cuda_graph
@@ -48,7 +49,7 @@ def record(captured: Captured, bound: BoundPlan, device: torch.device, contents:
         contents: gets the kernels and constants.
 
     Raises:
-        InputError: the plan launches a library's kernels.
+        InputError: the plan launches kernels of a library other than cuDNN.
         CompileError: the plan's launches are not the same each time.
     """
     first = _capture(bound, device)
@@ -60,7 +61,7 @@ def record(captured: Captured, bound: BoundPlan, device: torch.device, contents:
         relocation.place(a.data_ptr(), b.data_ptr())
         for a, b in zip((*first.inputs, *first.outputs), (*second.inputs, *second.outputs), strict=True)
     ]
-    nodes = relocation.nodes(lambda raw: contents.kernel(raw.kernel.name, raw.kernel.cubin))
+    nodes = relocation.nodes(lambda raw: contents.kernel(raw.kernel.name, raw.kernel.cubin), contents.plan)
     graph, specs = captured.graph, [spec for spec, _ in bound.inputs]
     layouts = [layout for _, layout in bound.inputs]
     count = len(specs)
@@ -97,10 +98,10 @@ def _capture(bound: BoundPlan, device: torch.device) -> _Capture:
                 program(inputs)
         stream.synchronize()
         graph, pool = torch.cuda.CUDAGraph(keep_graph=True), torch.cuda.graph_pool_handle()
-        with recording(graph, stream, pool):
+        with recording(graph, stream, pool), noting() as calls:
             outputs = program(inputs)
         torch.cuda.synchronize(device)
-        read = read_cuda_graph(graph.raw_cuda_graph(), loaded_kernels())
+        read = read_cuda_graph(graph.raw_cuda_graph(), loaded_kernels(), calls)
         scratch = [tensor.data_ptr() for tensor in (*inputs, *_tensors(program.workspace()))]
         memory = tuple(_memory(device, tuple(pool), frozenset(scratch)))
     return _Capture(CapturedLaunches(read, memory), inputs, outputs, (program, graph, stream))

@@ -1,4 +1,4 @@
-"""A CUDA graph as plain values: memory blocks, kernel launches, copies, fills, and the order between them.
+"""A CUDA graph as plain values: memory blocks, kernel launches, copies, fills, runs of cuDNN, and the order between them.
 
 Addresses are replaced by places, so that the graph can be built anew in another process, wherever its memory lies there.
 """
@@ -95,7 +95,24 @@ class Join:
     """A node without work, which orders others."""
 
 
-Node = KernelLaunch | MemoryCopy | MemoryFill | Join
+@dataclass(frozen=True, slots=True)
+class CudnnRun:
+    """One run of an execution plan of cuDNN's, which launches kernels that the package does not hold.
+
+    Attributes:
+        plan: member of the package with the plan, as cuDNN's JSON.
+        operands: (uid of a tensor of the plan's graph, its place).
+        workspace: its place; None: the plan needs none.
+        workspace_bytes: its size.
+    """
+
+    plan: str
+    operands: tuple[tuple[int, DevicePlace], ...]
+    workspace: DevicePlace | None = None
+    workspace_bytes: int = 0
+
+
+Node = KernelLaunch | MemoryCopy | MemoryFill | CudnnRun | Join
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from convoy.engines.gpu.library_calls import LibraryCall
 from convoy.errors import CompileError
-from convoy.package.cuda.read_cuda_graph import RawCopy, RawFill, RawGraph, RawKernel, RawNode
+from convoy.package.cuda.read_cuda_graph import RawCopy, RawFill, RawGraph, RawJoin, RawKernel, RawNode
 from convoy.package.cuda.recorded_graph import (
     TENSOR_MAP_BYTES,
     Argument,
+    CudnnRun,
     DevicePlace,
     Join,
     KernelLaunch,
@@ -85,14 +87,16 @@ class Relocation:
             raise _differ(f"address {first:#x} lies in no memory of the program")
         return found
 
-    def nodes(self, kernel: Callable[[RawKernel], int]) -> list[Node]:
-        """All nodes, with places for addresses; `kernel` gives the index of a launch's kernel."""
+    def nodes(self, kernel: Callable[[RawKernel], int], plan: Callable[[str], str]) -> list[Node]:
+        """All nodes, with places for addresses; `kernel` gives the index of a launch's kernel, `plan` the member of a text."""
         one, two = self._first.graph, self._second.graph
         if len(one.nodes) != len(two.nodes) or set(one.edges) != set(two.edges):
             raise _differ("they have other nodes or edges")
-        return [self._node(a, b, kernel) for a, b in zip(one.nodes, two.nodes, strict=True)]
+        return [self._node(a, b, kernel, plan) for a, b in zip(one.nodes, two.nodes, strict=True)]
 
-    def _node(self, a: RawNode, b: RawNode, kernel: Callable[[RawKernel], int]) -> Node:
+    def _node(self, a: RawNode, b: RawNode, kernel: Callable[[RawKernel], int], plan: Callable[[str], str]) -> Node:
+        if isinstance(a, LibraryCall) and isinstance(b, LibraryCall):
+            return self._run(a, b, plan)
         if isinstance(a, RawKernel) and isinstance(b, RawKernel):
             launch = (a.kernel.name, a.grid, a.block, a.shared_bytes, a.cluster, [len(one) for one in a.arguments])
             other = (b.kernel.name, b.grid, b.block, b.shared_bytes, b.cluster, [len(one) for one in b.arguments])
@@ -106,9 +110,21 @@ class Relocation:
             same = (a.value, a.element_bytes, a.count) == (b.value, b.element_bytes, b.count)
             if same:
                 return MemoryFill(self.place(a.target, b.target), a.value, a.element_bytes, a.count)
-        if type(a) is not type(b) or isinstance(a, RawCopy | RawFill):
+        if type(a) is not type(b) or not isinstance(a, RawJoin):
             raise _differ("their nodes differ")
         return Join()
+
+    def _run(self, a: LibraryCall, b: LibraryCall, plan: Callable[[str], str]) -> CudnnRun:
+        uids = [uid for uid, _ in a.operands]
+        if (a.plan, a.workspace_bytes, uids) != (b.plan, b.workspace_bytes, [uid for uid, _ in b.operands]):
+            raise _differ("cuDNN runs another plan")
+        pairs = zip(a.operands, b.operands, strict=True)
+        return CudnnRun(
+            plan(a.plan),
+            tuple((uid, self.place(first, second)) for (uid, first), (_, second) in pairs),
+            self.place(a.workspace, b.workspace) if a.workspace_bytes else None,
+            a.workspace_bytes,
+        )
 
     def _argument(self, a: bytes, b: bytes, name: str) -> Argument:
         addresses: list[tuple[int, DevicePlace]] = []

@@ -1,5 +1,5 @@
 /* The CUDA driver, a device's context, and the kernels of a package on it. */
-#include "cuda_internal.h"
+#include "cudnn.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -114,6 +114,8 @@ convoy_status cuda_open(cuda_device **device, const package *p, const char *path
     if (!(status = check_needs(d, json_get(p->manifest, "cuda", JSON_OBJECT))) && !(status = load_kernels(d, p)) &&
         !(status = cuda_checked(d, d->call.stream_create(&d->stream, 0), "a stream")))
         status = cuda_checked(d, d->call.event_create(&d->done, CU_NO_TIMING), "an event");
+    int64_t cudnn = 0;
+    if (!status && json_count(json_get(p->manifest, "cuda", JSON_OBJECT), "cudnn", 10000000, &cudnn) && cudnn) status = cudnn_open(d, cudnn);
     cu_context popped;
     d->call.context_pop(&popped);
     return status;
@@ -123,6 +125,7 @@ void cuda_close(cuda_device *d) {
     cu_context popped;
     if (!d) return;
     if (d->has_context && !d->call.context_push(d->context)) {
+        cudnn_close(d);
         for (size_t i = 0; i < d->constant_count; i++) d->call.memory_free(d->constants[i].address);
         for (size_t i = 0; i < d->module_count; i++) d->call.module_unload(d->modules[i]);
         if (d->stream) d->call.stream_destroy(d->stream);

@@ -73,7 +73,8 @@ enum {
     CU_LARGE_CLUSTERS = 14,    /* CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED */
     CU_CLUSTER = 4,            /* CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION */
     CU_PROGRAMMATIC = 1,       /* CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, and CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC */
-    CU_NO_TIMING = 2           /* CU_EVENT_DISABLE_TIMING */
+    CU_NO_TIMING = 2,          /* CU_EVENT_DISABLE_TIMING */
+    CU_CAPTURE_THREAD_LOCAL = 1 /* CU_STREAM_CAPTURE_MODE_THREAD_LOCAL */
 };
 
 /* name here, name in the library, arguments */
@@ -103,6 +104,8 @@ enum {
     X(stream_destroy, "cuStreamDestroy_v2", (cu_stream stream))                                                                      \
     X(stream_synchronize, "cuStreamSynchronize", (cu_stream stream))                                                                 \
     X(stream_wait, "cuStreamWaitEvent", (cu_stream stream, cu_event event, unsigned flags))                                          \
+    X(capture_begin, "cuStreamBeginCapture_v2", (cu_stream stream, int mode))                                                        \
+    X(capture_end, "cuStreamEndCapture", (cu_stream stream, cu_graph *graph))                                                        \
     X(event_create, "cuEventCreate", (cu_event *event, unsigned flags))                                                              \
     X(event_destroy, "cuEventDestroy_v2", (cu_event event))                                                                          \
     X(event_record, "cuEventRecord", (cu_event event, cu_stream stream))                                                             \
@@ -116,6 +119,7 @@ enum {
     X(graph_fill, "cuGraphAddMemsetNode",                                                                                            \
       (cu_node *node, cu_graph graph, const cu_node *after, size_t count, const cu_fill_params *params, cu_context context))         \
     X(graph_empty, "cuGraphAddEmptyNode", (cu_node *node, cu_graph graph, const cu_node *after, size_t count))                       \
+    X(graph_child, "cuGraphAddChildGraphNode", (cu_node *node, cu_graph graph, const cu_node *after, size_t count, cu_graph child))  \
     X(graph_edges, "cuGraphAddDependencies_v2",                                                                                      \
       (cu_graph graph, const cu_node *from, const cu_node *to, const cu_edge *edges, size_t count))                                  \
     X(node_attribute, "cuGraphKernelNodeSetAttribute", (cu_node node, int attribute, const cu_attribute_value *value))               \

@@ -1,5 +1,5 @@
 /* A program of a package for a GPU: a recorded CUDA graph, built anew with the addresses that its memory has here. */
-#include "cuda_internal.h"
+#include "cudnn.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -190,6 +190,25 @@ static convoy_status add_fill(loader *l, cu_graph graph, const json *data, cu_no
     return cuda_checked(l->device, l->device->call.graph_fill(node, graph, NULL, 0, &fill, l->device->context), "a fill");
 }
 
+static convoy_status add_cudnn(loader *l, cu_graph graph, const json *data, cu_node *node) {
+    const json *plan = json_get(data, "plan", JSON_TEXT), *operands = json_get(data, "operands", JSON_LIST);
+    const member *text = plan ? archive_find(l->from->files, plan->text) : NULL;
+    cudnn_operands run = {.count = 0};
+    cu_address address;
+    int64_t size;
+    if (!text || !operands || operands->count > CUDNN_MOST_OPERANDS || !json_count(data, "workspace_bytes", MOST_BYTES, &size))
+        return wrong(l, "a run of cuDNN");
+    for (const json *one = operands->first; one; one = one->next, run.count++) {
+        if (!json_item(one, 0, 0, INT32_MAX, run.uids + run.count) || !address_of(l, one, 1, 1, &address)) return wrong(l, "an operand");
+        run.pointers[run.count] = (void *)(uintptr_t)address;
+    }
+    if (size) {
+        if (!address_of(l, json_get(data, "workspace", JSON_LIST), 0, (size_t)size, &address)) return wrong(l, "a workspace");
+        run.workspace = (void *)(uintptr_t)address;
+    }
+    return cudnn_add(l->device, graph, text, &run, node);
+}
+
 static convoy_status add_nodes(loader *l, cu_graph graph, const json *list, cu_node *nodes) {
     convoy_status status = CONVOY_OK;
     for (const json *one = list->first; one && !status; one = one->next, nodes++) {
@@ -201,6 +220,8 @@ static convoy_status add_nodes(loader *l, cu_graph graph, const json *list, cu_n
             status = add_copy(l, graph, one, nodes);
         else if (!strcmp(word, "fill"))
             status = add_fill(l, graph, one, nodes);
+        else if (!strcmp(word, "cudnn"))
+            status = add_cudnn(l, graph, one, nodes);
         else if (!strcmp(word, "join"))
             status = cuda_checked(l->device, l->device->call.graph_empty(nodes, graph, NULL, 0), "a node");
         else

@@ -1,4 +1,4 @@
-/* Shared by cuda_device.c and cuda_graph.c. */
+/* Shared by the files of the GPU's part. */
 #ifndef CONVOY_CUDA_INTERNAL_H
 #define CONVOY_CUDA_INTERNAL_H
 
@@ -26,6 +26,7 @@ struct cuda_device {
     cu_stream stream;  /* of calls with tensors in host memory */
     cu_event done;     /* the last run */
     bool has_context, has_run;
+    struct cudnn *cudnn; /* NULL where no plan needs it */
     char *path; /* of the package, for errors */
 };
 

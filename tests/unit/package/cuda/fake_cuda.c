@@ -177,6 +177,8 @@ result cuTensorMapReplaceAddress(void *map, void *to) {
 
 typedef struct {
     function *f;
+    int (*library)(address *operands); /* a library's kernel */
+    address operands[8];
     char arguments[8][128];
     address to, from;
     size_t size;
@@ -209,6 +211,33 @@ result cuGraphAddKernelNode_v2(node **made, graph *g, void *after, size_t count,
     for (int i = 0; i < p->f->count; i++) memcpy(n->arguments[i], p->arguments[i], (size_t)p->f->sizes[i]);
     return OK;
 }
+/* Work of a library on a stream: done at once, or a node of the graph that is being captured. The last operand is no address. */
+static graph *capturing;
+result fake_cuda_library(int (*work)(address *), const address *operands, int count) {
+    node n = {.library = work}, *made;
+    memcpy(n.operands, operands, (size_t)count * sizeof *operands);
+    for (int i = 0; i < count - 1; i++)
+        if (operands[i] && !inside(operands[i], 1)) return INVALID;
+    if (!capturing) return work(n.operands) ? INVALID : OK;
+    return *add(capturing, &made) = n, OK;
+}
+result cuStreamBeginCapture_v2(void *stream, int mode) {
+    MAY_FAIL;
+    if (capturing || mode != 1) return INVALID;
+    return (void)stream, cuGraphCreate((void **)&capturing, 0);
+}
+result cuStreamEndCapture(void *stream, graph **made) {
+    *made = capturing, capturing = NULL;
+    if (*made && failing("cuStreamEndCapture")) return cuGraphDestroy(*made), *made = NULL, UNKNOWN;
+    return (void)stream, *made ? OK : INVALID;
+}
+/* A graph of one node counts as that node. */
+result cuGraphAddChildGraphNode(node **made, graph *g, void *after, size_t count, graph *child) {
+    MAY_FAIL;
+    if (after || count || child->count != 1) return INVALID;
+    return *add(g, made) = child->nodes[0], OK;
+}
+
 typedef struct {
     size_t x, y, z, level;
     int kind;
@@ -269,6 +298,7 @@ result cuGraphExecDestroy(graph *g) { return free(g), execs--, OK; }
 static result run(node *n) {
     void *arguments[8];
     for (int i = 0; i < 8; i++) arguments[i] = n->arguments[i];
+    if (n->library) return n->library(n->operands) ? INVALID : OK;
     if (n->f)
         n->f->run(arguments);
     else if (n->from)
@@ -300,7 +330,8 @@ result cuGetProcAddress_v2(const char *name, void **found, int cuda, uint64_t fl
     char versioned[128];
     (void)cuda, (void)flags;
     static const char *const NEW[] = {"cuMemAlloc", "cuMemFree", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuGraphAddKernelNode",
-                                      "cuGraphAddDependencies", "cuGetProcAddress", "cuGraphInstantiate", "cuDevicePrimaryCtxRelease"};
+                                      "cuGraphAddDependencies", "cuGetProcAddress", "cuGraphInstantiate", "cuDevicePrimaryCtxRelease",
+                                      "cuStreamBeginCapture", "cuStreamDestroy"};
     strncpy(versioned, name, 100);
     for (size_t i = 0; i < sizeof NEW / sizeof *NEW; i++)
         if (!strcmp(name, NEW[i])) strcat(versioned, strcmp(name, "cuGraphInstantiate") ? "_v2" : "WithFlags");

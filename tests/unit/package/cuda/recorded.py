@@ -17,6 +17,7 @@ from convoy.package.cuda.cuda_contents import CudaContents, write_cuda_package
 from convoy.package.cuda.recorded_graph import (
     Argument,
     Block,
+    CudnnRun,
     DevicePlace,
     Edge,
     Join,
@@ -67,8 +68,8 @@ def bound_net() -> BoundNet:
     return BoundNet(net.captured, BoundPlan((), (), (), (), 0, 0, baseline_plan(net, empty)), (), H100)
 
 
-def launches(weight: str) -> RecordedGraph:
-    """The recorded graph; `weight` names the tensor of w.
+def launches(weight: str, plan: str = "") -> RecordedGraph:
+    """The recorded graph; `weight` names the tensor of w, `plan` the member with a plan of cuDNN's in the last kernel's place.
 
     The fill and the copy write to the same place, so that the copy must come after; every order below matters.
     """
@@ -81,6 +82,7 @@ def launches(weight: str) -> RecordedGraph:
         Argument(bytes(8), ((0, place),)) for place in (DevicePlace(INNER, 256), DevicePlace(WEIGHT, 0), at[1])
     )
     tensor_map = Argument(bytes(range(128)), ((0, at[1]),), tensor_map=True)
+    last = KernelLaunch(1, (2, 1, 1), (128, 1, 1), 100_000, (2, 1, 1), (tensor_map, words[0]))
     return RecordedGraph(
         inputs=(PackedTensor(x, spec, "any", 0),),
         outputs=(PackedTensor(y, spec, "any", 1),),
@@ -94,19 +96,32 @@ def launches(weight: str) -> RecordedGraph:
             MemoryCopy(at[0], DevicePlace(INNER, 256), size),
             Join(),
             KernelLaunch(0, (1, 1, 1), (32, 1, 1), 0, (1, 1, 1), (*pointers, *words)),
-            KernelLaunch(1, (2, 1, 1), (128, 1, 1), 100_000, (2, 1, 1), (tensor_map, words[0])),
+            CudnnRun(plan, ((101, at[1]), (103, at[1])), DevicePlace(INNER, 0), 64) if plan else last,
         ),
-        edges=(Edge(0, 1), Edge(1, 2), Edge(2, 3), Edge(3, 4, programmatic=True)),
+        edges=(Edge(0, 1), Edge(1, 2), Edge(2, 3), Edge(3, 4, programmatic=not plan)),
     )
 
 
-def write(path: Path, count: int = 1) -> Path:
-    """A package with the same program so many times."""
+PLAN_TEXT = '{"scale":2}'
+"""A plan of the fake cuDNN's: y = 2 x + 1."""
+
+
+class ScaledByCudnn(nn.Module):
+    """The module whose outputs a package with that plan gives."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[4, 8] to [4, 8]."""
+        return 2 * (W * x + 0.5) + 1
+
+
+def write(path: Path, count: int = 1, *, cudnn: bool = False) -> Path:
+    """A package with the same program so many times; `cudnn`: with a plan of cuDNN's in it."""
     contents = CudaContents()
     weight = contents.tensors.name(W.view(torch.uint8))
     assert [contents.kernel(name, b"fake cubin\0") for name in ("affine", "doubled", "affine")] == [0, 1, 0]
+    plan = contents.plan(PLAN_TEXT) if cudnn else ""
     info = ModelInfo("scaled", H100)
-    write_cuda_package(path, [(bound_net(), launches(weight))] * count, contents, info)
+    write_cuda_package(path, [(bound_net(), launches(weight, plan))] * count, contents, info)
     return path
 
 
@@ -116,4 +131,14 @@ def compiled_fake(folder: Path) -> Path:
     source = Path(__file__).with_name("fake_cuda.c")
     flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
     subprocess.run([compiler(), *flags, str(source), "-o", str(made), "-ldl"], check=True, timeout=120)
+    return made
+
+
+def compiled_fake_cudnn(folder: Path) -> Path:
+    """The fake cuDNN, as `libcudnn.so.9` in the folder of the fake driver."""
+    made = folder / "libcudnn.so.9"
+    source = Path(__file__).with_name("fake_cudnn.c")
+    flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcudnn.so.9"]
+    command = [compiler(), *flags, str(source), str(folder / "libcuda.so.1"), "-Wl,-rpath,$ORIGIN", "-o", str(made)]
+    subprocess.run(command, check=True, timeout=120)
     return made

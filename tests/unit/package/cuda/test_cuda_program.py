@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from convoy.engines.compilers.host_compiler import compiler_support
-from tests.unit.package.cuda.recorded import compiled_fake
+from tests.unit.package.cuda.recorded import compiled_fake, compiled_fake_cudnn
 
 CHILD = """
-import ctypes, sys
+import ctypes, os, sys
 import torch
 from convoy.errors import PackageError
 from convoy.package.cuda.cuda_program import KernelFunctions, PackagedCudaProgram
-from tests.unit.package.cuda.recorded import Scaled, W, launches
+from convoy.package.cuda.cudnn_backend import CudnnPlans
+from tests.unit.package.cuda.recorded import PLAN_TEXT, Scaled, ScaledByCudnn, W, launches
 
 fake = ctypes.CDLL("libcuda.so.1")
 fake.fake_cuda_enter()
@@ -38,6 +39,27 @@ except PackageError as error:
     assert "net.convoy" in str(error) and "CUDA_ERROR_INVALID_VALUE" in str(error), error
 else:
     raise AssertionError("a binary that the driver refuses")
+cudnn = ctypes.CDLL("libcudnn.so.9")
+plans = CudnnPlans({"cudnn/p0.json": PLAN_TEXT.encode()}, "net.convoy")
+run = PackagedCudaProgram(
+    launches("w", "cudnn/p0.json"), KernelFunctions(KERNELS, "net"), {"w": W}, known, torch.device("cpu"), plans
+)
+del plans
+for seed in range(3):
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+    (y,) = run([x])
+    assert torch.equal(y, ScaledByCudnn()(x)), (y, ScaledByCudnn()(x))
+assert cudnn.fake_cudnn_alive() == 2, cudnn.fake_cudnn_alive()  # a handle and a plan
+del run
+assert cudnn.fake_cudnn_alive() == 0, cudnn.fake_cudnn_alive()
+for text, function in ((b"no plan", ""), (PLAN_TEXT.encode(), "cudnnBackendFinalize"), (PLAN_TEXT.encode(), "cudnnCreate")):
+    os.environ["FAKE_CUDNN_FAIL"] = function
+    try:
+        CudnnPlans({"cudnn/p0.json": text}, "net.convoy")
+    except PackageError as error:
+        assert "net.convoy" in str(error) and "CUDNN_STATUS" in str(error), error
+    else:
+        raise AssertionError("a plan that cuDNN refuses")
 assert fake.fake_cuda_alive() == 4, fake.fake_cuda_alive()  # two modules, two graphs
 del program, made
 assert fake.fake_cuda_alive() == 0, fake.fake_cuda_alive()
@@ -50,6 +72,7 @@ pytest.importorskip("cuda.bindings")
 @pytest.mark.skipif(not compiler_support(), reason="needs a C compiler")
 def test_it_gives_the_outputs_of_the_module(tmp_path: Path) -> None:
     folder = str(compiled_fake(tmp_path).parent)
+    compiled_fake_cudnn(tmp_path)
     path = os.pathsep.join([str(Path.cwd()), *sys.path])
     environment = {**os.environ, "LD_LIBRARY_PATH": folder, "PYTHONPATH": path}
     done = subprocess.run(

@@ -15,7 +15,7 @@ import torch
 from convoy.engines.compilers.host_compiler import compiler_support
 from convoy.package.runtime_library import write_runtime
 from tests.unit.package import libconvoy as codes
-from tests.unit.package.cuda.recorded import Scaled, compiled_fake, write
+from tests.unit.package.cuda.recorded import Scaled, ScaledByCudnn, compiled_fake, compiled_fake_cudnn, write
 from tests.unit.package.libconvoy import Libconvoy, tensors
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(5))
@@ -169,7 +169,79 @@ def test_damaged_programs_are_refused(
         assert library.status(path) == codes.DAMAGED, (member, index, field, value)
 
 
-def test_opening_and_closing_leaves_nothing(library: Libconvoy, package: Path, fake: ctypes.CDLL) -> None:
+@pytest.fixture(scope="module")
+def with_cudnn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package with a plan of cuDNN 9.19."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("convoy.package.cuda.cuda_contents.cudnn_version", lambda: 91900)
+        return write(tmp_path_factory.mktemp("package") / "cudnn.convoy", count=2, cudnn=True)
+
+
+@pytest.fixture
+def cudnn(loaded: ctypes.CDLL, fake: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
+    made = ctypes.CDLL(str(compiled_fake_cudnn(Path(str(loaded._name)).parent)))
+    made.fake_cudnn_version(91900)
+    yield made
+    assert made.fake_cudnn_alive() == 0
+
+
+def test_a_plan_of_cudnn_runs(library: Libconvoy, with_cudnn: Path, cudnn: ctypes.CDLL) -> None:
+    cudnn.fake_cudnn_version(91902)  # another patch of the same version
+    with library.opened(with_cudnn) as net:
+        assert cudnn.fake_cudnn_alive() == 2  # a handle, and the plan once
+        for scale in (1.0, -3.0):
+            y = torch.full((4, 8), float("nan"))
+            assert net.run([scale * X], [y]) == 0, library.error()
+            assert torch.equal(y, ScaledByCudnn()(scale * X))
+
+
+def test_another_cudnn_is_refused(library: Libconvoy, with_cudnn: Path, cudnn: ctypes.CDLL) -> None:
+    cudnn.fake_cudnn_version(92000)
+    assert library.status(with_cudnn) == codes.OTHER_MACHINE
+    assert "it has plans of cuDNN 9.19, this one is 9.20" in library.error()
+
+
+@pytest.mark.parametrize(
+    "name", ["cudnnCreate", "cudnnSetStream", "cudnnBackendFinalize", "cudnnBackendExecute", "cuStreamBeginCapture_v2",
+             "cuStreamEndCapture", "cuGraphAddChildGraphNode"],
+)  # fmt: skip
+def test_a_cudnn_that_fails_at_opening_leaves_nothing(
+    library: Libconvoy, with_cudnn: Path, cudnn: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("FAKE_CUDNN_FAIL", name)
+    monkeypatch.setenv("FAKE_CUDA_FAIL", name)
+    assert library.status(with_cudnn) == GPU_FAILED
+    assert str(with_cudnn) in library.error()
+    assert ("cuDNN refused" in library.error()) == name.startswith("cudnn")
+
+
+def test_damaged_runs_of_cudnn_are_refused(
+    library: Libconvoy, with_cudnn: Path, cudnn: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from convoy.package.cuda import cuda_contents
+
+    monkeypatch.setattr(cuda_contents, "cudnn_version", lambda: 91900)
+    with zipfile.ZipFile(with_cudnn) as archive:
+        data = json.loads(archive.read("programs/p0.json"))
+    for field, value in (
+        ("plan", "cudnn/p9.json"), ("plan", 1), ("operands", [[101, 9, 0]]), ("operands", [[101, 0]]), ("operands", 1),
+        ("operands", [[uid, 0, 0] for uid in range(65)]), ("workspace", [1, 400]), ("workspace", None), ("workspace_bytes", -1),
+    ):  # fmt: skip
+        changed = json.loads(json.dumps(data))
+        changed["nodes"][4][field] = value
+        content = json.dumps(changed).encode()
+        monkeypatch.setattr(cuda_contents, "graph_bytes", lambda graph, content=content: content)
+        path = write(tmp_path / "wrong.convoy", cudnn=True)
+        assert library.status(path) == codes.DAMAGED, (field, value)
+    monkeypatch.undo()
+    monkeypatch.setattr(cuda_contents, "cudnn_version", lambda: 0)  # a manifest that does not say what it needs
+    assert library.status(write(tmp_path / "silent.convoy", cudnn=True)) == codes.DAMAGED
+
+
+def test_opening_and_closing_leaves_nothing(
+    library: Libconvoy, package: Path, with_cudnn: Path, fake: ctypes.CDLL, cudnn: ctypes.CDLL
+) -> None:
     for _ in range(50):
         assert library.status(package) == 0
+        assert library.status(with_cudnn) == 0
     assert fake.fake_cuda_alive() == 0

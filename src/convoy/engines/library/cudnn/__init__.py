@@ -134,6 +134,11 @@ class Cudnn(Engine):
         return CudnnConvolution(problem, fused, graph, index, facts)
 
 
+def calls_torch(problem: Problem, knobs: Knobs) -> bool:
+    """Whether a launch calls operators of PyTorch's beside the plan: for a part of the epilogue that is not in the plan's graph."""
+    return not isinstance(problem, ConvolutionProblem) or _read(problem, knobs)[1] != problem.epilogue
+
+
 def _within_reach(problem: Problem, target: Target) -> Support:
     """Everything that can be said without asking cuDNN about the problem."""
     if target.device != "cuda":

@@ -10,8 +10,10 @@ import torch
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import ALIGNMENT, aligned
+from convoy.engines.gpu.library_calls import LibraryCall, noted
 from convoy.engines.library.cudnn import library
 from convoy.engines.library.cudnn.graphs import BIAS, RESIDUAL, WEIGHT, X, Y
+from convoy.engines.library.cudnn.plan_text import plan_text
 from convoy.engines.library.cudnn.plans import Facts
 from convoy.engines.subgraph import torch_format
 from convoy.errors import LaunchError
@@ -50,8 +52,15 @@ class CudnnConvolution(Executable):
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         pointers = self._pointers(buffers)
         scratch = self._scratch(workspace)
-        try:
+
+        def run() -> None:
             self._graph.execute_plan_at_index(pointers, scratch, self._index, handle=library.handle())
+
+        def described() -> LibraryCall:
+            return LibraryCall(plan_text(self._graph), tuple(pointers.items()), scratch or 0, self.workspace_bytes)
+
+        try:
+            noted(run, described)
         except library.errors() as error:
             raise LaunchError(f"cudnn: {self._problem}: {library.first_line(error)}") from error
         if self._problem.direction == "fprop":

@@ -82,8 +82,8 @@ def export(
         more_args: further example inputs, such as other batch sizes: the package gets a program for each, and the weights once.
             An optimised module gives its own plan for each of these shapes; it is tuned for those that it has none for.
         plan: a plan, or the file of one, to be used in place of tuning.
-        portable: use only Convoy's own kernels. On a CPU the C runtime (`libconvoy`) runs no other packages. On a GPU it runs all,
-            and others may need cuDNN; a plan with PyTorch's kernels is refused.
+        portable: use only Convoy's own kernels. On a CPU the C runtime (`libconvoy`) runs no other packages. On a GPU it runs
+            all, and others may need cuDNN; a plan with PyTorch's kernels is refused.
         settings: for tuning, if there is no plan. `time_s` bounds the whole call, with all its programs.
         name: name of the model in the package; its class name by default.
         normalisation: mean and standard deviation of each channel, by which `convoy run` normalises images.

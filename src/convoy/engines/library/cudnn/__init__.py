@@ -135,7 +135,7 @@ class Cudnn(Engine):
 
 
 def calls_torch(problem: Problem, knobs: Knobs) -> bool:
-    """Whether a launch calls operators of PyTorch's beside the plan: for a part of the epilogue that is not in the plan's graph."""
+    """Whether a launch calls operators of PyTorch's too: for a part of the epilogue that is not in the plan's graph."""
     return not isinstance(problem, ConvolutionProblem) or _read(problem, knobs)[1] != problem.epilogue
 
 

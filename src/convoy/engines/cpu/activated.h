@@ -179,8 +179,12 @@ INLINE vec widened(halves from) { return (vec)(__builtin_convertvector(from, wor
 
 /* To the nearest, of two the even one; NaN stays NaN. */
 INLINE halves narrowed(vec value) {
+#if defined(MASKED) && defined(__AVX512BF16__)
+    return (halves)_mm512_cvtneps_pbh((__m512)value); /* denormal numbers become zero */
+#else
     words bits = (words)value, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = (words)(value != value);
     return __builtin_convertvector((nan & ((bits >> 16) | 0x40)) | (~nan & rounded), halves);
+#endif
 }
 
 #ifdef BF16

@@ -51,25 +51,23 @@ static FOR_AVX512 void finish_one(const Epilogue *u, const float *sums) {
 
 /* The same of any number of channels, with any activation. */
 static void finish_rest(const Epilogue *u, float *sums) {
-    for (int64_t i = 0; i < u->rows; i++, sums += COLUMNS) {
+    int64_t smooth_later = is_smooth(u->activation), c;
+    for (int64_t i = 0; i < u->rows; i++) {
         const stored *residual = u->residual ? u->residual + i * u->step : 0;
-        stored *y = u->y + i * u->step;
-        int64_t c = 0, smooth_later = is_smooth(u->activation);
-        for (; c < u->channels; c += LANES) {
-            vec value = *(const vec *)(sums + c) + *(const vec *)(u->bias + c);
+        float *row = sums + i * COLUMNS;
+        for (c = 0; c < u->channels; c += LANES) {
+            vec value = *(const vec *)(row + c) + *(const vec *)(u->bias + c);
             int64_t left = u->channels - c;
             if (residual) value += left >= LANES ? stored_lanes(residual + c) : first_stored_lanes(residual + c, left);
-            if (smooth_later)
-                *(vec *)(sums + c) = value;
-            else if (left >= LANES)
-                put_stored_lanes(y + c, activated(value, u->activation));
-            else
-                put_first_stored_lanes(y + c, activated(value, u->activation), left);
+            *(vec *)(row + c) = smooth_later ? value : activated(value, u->activation);
         }
-        if (!smooth_later) continue;
-        smooth_rows(sums, COLUMNS, 1, u->channels, u->activation);
-        for (c = 0; c + LANES <= u->channels; c += LANES) put_stored_lanes(y + c, *(const vec *)(sums + c));
-        if (c < u->channels) put_first_stored_lanes(y + c, *(const vec *)(sums + c), u->channels - c);
+    }
+    if (smooth_later) smooth_rows(sums, COLUMNS, u->rows, u->channels, u->activation);
+    for (int64_t i = 0; i < u->rows; i++) {
+        stored *y = u->y + i * u->step;
+        const float *row = sums + i * COLUMNS;
+        for (c = 0; c + LANES <= u->channels; c += LANES) put_stored_lanes(y + c, *(const vec *)(row + c));
+        if (c < u->channels) put_first_stored_lanes(y + c, *(const vec *)(row + c), u->channels - c);
     }
 }
 

@@ -281,18 +281,7 @@ def fault(use: str, sketch: Sketch) -> tuple[str, bool]:
         fell_back = any(str(warning.message).startswith("convoy:") for warning in caught)
         if any(cast in sketch.source for cast in _ROUNDING):
             wrong.clear()  # one value that is rounded the other way is such a difference
-        if use in ("compile_train", "training_step") and is_wrong_in_inductor(sketch):
-            wrong.clear()  # it was found and replaced, as it should be; the results below are Convoy's
         return "\n".join([*wrong, *differences(use, sketch, ours)]), fell_back
-
-
-def is_wrong_in_inductor(sketch: Sketch) -> bool:
-    """Whether Inductor may get a gradient wrong: that of average pooling with `ceil_mode` and `count_include_pad`.
-
-    It divides by places outside of the padded image (torch 2.13: `aten.avg_pool2d_backward` of 5 x 10 by 2 x 2 is off by 1.0).
-    """
-    pools = "avg_pool2d" in sketch.source and "ceil_mode=True" in sketch.source
-    return pools and "inductor" not in words_of(sketch).get("deny_engines", ())
 
 
 def usable(use: str, sketch: Sketch) -> bool:

@@ -18,6 +18,7 @@ import torch
 from convoy.engines import nondeterminism
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.interpret import compile_graph
+from convoy.engines.library.inductor_defects import wrong_in_inductor
 from convoy.engines.subgraph import SubgraphResults, parse_subgraph, torch_format, torch_support
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CompileError
@@ -138,6 +139,8 @@ def _worthwhile(graph: Graph, target: Target) -> Support:
     halves = [node.op for node in graph.nodes if target.device == "cpu" and _halves_statistics(graph, node)]
     if halves:
         return Support.no(f"saves a batch norm's statistics in the input's precision, PyTorch in fp32: {halves[0]}")
+    if reason := wrong_in_inductor(graph):
+        return Support.no(reason)
     random = [node.op for node in graph.nodes if draws_random(node)]
     if random:
         return Support.no(f"draws different random numbers than PyTorch for the same seed, got {random[0]}")

@@ -39,11 +39,24 @@ constant %w: fp32[8,8,3,3]
 return %r
 """
 
+GRADIENT = """\
+graph 1
+input %x: fp32[1,8,5,9]
+constant %v: fp32[8,8,3,3]
+constant %w: fp32[8,8,3,3]
+%a: fp32[1,8,5,9] = conv2d(%x, %v, None, (1, 1), (1, 1), (1, 1), 1)
+%p: fp32[1,8,3,5] = aten.avg_pool2d.default(%a, (2, 2), (2, 2), (0, 0), True)
+%c: fp32[1,8,3,5] = conv2d(%p, %w, None, (1, 1), (1, 1), (1, 1), 1)
+%d: fp32[1,8,5,9] = aten.avg_pool2d_backward.default(%c, %a, (2, 2), (2, 2), (0, 0), True, True, None)
+return %d
+"""
+
 
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
         (ConvProblem(1, 8, 8, 8, 8, 3, 3), "compiles nets"),
+        (SubgraphProblem(GRADIENT, "nhwc"), "compiles inference, got aten.avg_pool2d_backward.default"),
         (replace(NET, layout="nchw"), "one memory format"),
         (SubgraphProblem(NET.text.replace("constant %w", "input %w"), "nhwc"), "constants"),
         (SubgraphProblem(ONE, "nhwc"), "several layers"),

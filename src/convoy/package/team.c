@@ -1,19 +1,21 @@
 /* Runs the launches of a package by a team of threads; parallel.h stands before this.
  *
- * Every thread makes every launch, and does its share of the kernel's loop; before the next launch all wait for each other. A pool
- * serves one caller at a time. Between runs its threads sleep. In a process that was forked from the pool's, the caller does all.
+ * Every thread makes every launch. Of each of the kernel's loops it does its share, and then what others have not begun of theirs.
+ * Before the next launch all wait for each other. A pool serves one caller at a time. Between runs its threads sleep. In a process that
+ * was forked from the pool's, the caller does all.
  */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define MOST_TENSORS 64
 #define SPINS 4000 /* looks at a variable before a thread sleeps: some tens of microseconds */
 #define EXPORTED __attribute__((visibility("default")))
 
-_Thread_local Team convoy_team = {0, 1};
+_Thread_local Team convoy_team = {.size = 1};
 static _Thread_local struct Pool *own_pool; /* of the calling thread, while it makes launches */
 
 typedef struct {
@@ -34,6 +36,7 @@ typedef struct {
     Pool *pool;
     pthread_t thread;
     int64_t number;
+    uint64_t loops; /* begun so far: as many by each thread when a job is done */
 } Worker;
 
 struct Pool {
@@ -47,6 +50,7 @@ struct Pool {
     const Launch *launches;
     int64_t count;
     void *const *slots;
+    ConvoyShares shares; /* of the loop that the threads are in */
     Worker workers[];
 };
 
@@ -83,9 +87,10 @@ static void meet(Pool *pool) {
         wait_for(pool, &pool->phase, phase);
 }
 
-/* Between two loops of a kernel. */
+/* Behind a loop of a kernel. */
 void convoy_team_meet(void) {
     if (convoy_team.size > 1) meet(own_pool);
+    convoy_team.met = convoy_team.loops;
 }
 
 static void launch(const Launch *one, void *const *slots) {
@@ -101,12 +106,14 @@ static void do_share(Pool *pool, int64_t number) {
     const Launch *end = pool->launches + pool->count;
     void *const *slots = pool->slots;
     Team before = convoy_team;
-    convoy_team = (Team){number, pool->size};
+    uint64_t loops = pool->workers[number].loops;
+    convoy_team = (Team){number, pool->size, loops, loops, &pool->shares};
     own_pool = pool;
     for (const Launch *one = pool->launches; one < end; one++) {
         launch(one, slots);
-        meet(pool);
+        convoy_team_meet();
     }
+    pool->workers[number].loops = convoy_team.loops;
     convoy_team = before;
 }
 
@@ -135,9 +142,11 @@ EXPORTED void convoy_pool_free(Pool *pool) {
 /* A pool of so many threads, the caller among them, or fewer if the system allows no more; NULL for one, or without memory. */
 EXPORTED Pool *convoy_pool_new(int64_t threads) {
     if (threads < 2) return NULL;
-    Pool *pool = calloc(1, sizeof *pool + (size_t)threads * sizeof *pool->workers);
+    size_t line = _Alignof(Pool), bytes = (sizeof(Pool) + (size_t)threads * sizeof(Worker) + line - 1) / line * line;
+    Pool *pool = aligned_alloc(line, bytes);
     sigset_t all, before;
     if (!pool) return NULL;
+    memset(pool, 0, bytes);
     pool->process = getpid();
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->changed, NULL);
@@ -158,7 +167,7 @@ EXPORTED void convoy_pool_run(Pool *pool, const Launch *launches, int64_t count,
     if (!count) return; /* threads meet after launches only */
     if (!pool || pool->size < 2 || pool->process != getpid()) {
         Team before = convoy_team;
-        convoy_team = (Team){0, 1};
+        convoy_team = (Team){.size = 1};
         for (int64_t i = 0; i < count; i++) launch(launches + i, slots);
         convoy_team = before;
         return;

@@ -1,9 +1,10 @@
 /* A parallel loop over work items, before every kernel for CPUs.
  *
- * With OpenMP, threads are started for each loop. A thread does its own share, which lies in its caches since the layer before, and then
- * takes from the ends of others' shares: cores may differ in speed, and other programs may use them. With CONVOY_TEAM (in packages) a team
- * of threads calls the kernel, and each does its share of the loop (team.c). Either way a work item computes the same bits, on
- * whichever thread. MEET() between two loops: the second begins when all items of the first are done.
+ * A thread does its own share, which lies in its caches since the layer before, and then takes from the ends of others' shares: cores
+ * may differ in speed, and other programs may use them. With OpenMP, threads are started for each loop. With CONVOY_TEAM (in packages)
+ * a team of threads calls the kernel, and all of them begin the same loops in the same order (team.c). Either way a work item computes
+ * the same bits, on whichever thread. MEET() between two loops: what follows begins when all items of the first are done, as a second
+ * loop does without it.
  *
  * `PARALLEL_FOR(item, items, threads) statement`. `BEFORE_LOOP(thread, threads) statement` prepares what each of its threads has.
  * `EACH_ITEM(item, items, threads, call)` is for a call of a function that is not inlined: one thread makes it without OpenMP, whose
@@ -12,24 +13,83 @@
 #include <stdint.h>
 
 #define NOT_INLINED static __attribute__((noinline))
+#define CONVOY_MOST_SHARES 64 /* more threads than this have a share together */
+#define CONVOY_CHUNKS 16      /* most chunks of a share; a thread takes one chunk at a time */
+
+/* The chunks of each share that nobody has taken: the last byte of its word is the end, the byte before it the first one. The rest is
+ * the loop's number: a word of an earlier loop means that nobody has taken from this share yet. So no thread waits for its owner. */
+typedef struct {
+    struct {
+        _Alignas(64) uint64_t left;
+    } of[CONVOY_MOST_SHARES];
+} ConvoyShares;
+
+/* A loop: all its threads find the same numbers. Its first `longer` shares have `each` + 1 chunks, the others `each`. */
+typedef struct {
+    uint64_t number;
+    int64_t items, chunk, count, each, longer;
+    ConvoyShares *shares; /* NULL: one thread does all items */
+} ConvoyLoop;
+
+static inline void convoy_share_out(ConvoyLoop *all, int64_t items, int64_t threads, ConvoyShares *shares, uint64_t number) {
+    *all = (ConvoyLoop){.number = number, .items = items, .shares = threads > 1 ? shares : 0};
+    if (!all->shares) return;
+    all->count = threads < CONVOY_MOST_SHARES ? threads : CONVOY_MOST_SHARES;
+    int64_t most = all->count * CONVOY_CHUNKS, chunk = (items + most - 1) / most;
+    all->chunk = chunk < 1 ? 1 : chunk;
+    int64_t chunks = (items + all->chunk - 1) / all->chunk;
+    all->each = chunks / all->count, all->longer = chunks % all->count;
+}
+
+/* Takes a chunk for a thread, the first one of its own share or the last one of another's; whether there was one. */
+static inline int convoy_take(ConvoyLoop *all, int64_t thread, int64_t *item, int64_t *end) {
+    if (!all->shares) {
+        *item = 0, *end = all->items, all->items = 0;
+        return *end > 0;
+    }
+    for (int64_t i = 0; i < all->count; i++) {
+        int64_t share = (thread + i) % all->count;
+        uint64_t *word = &all->shares->of[share].left, left = __atomic_load_n(word, __ATOMIC_RELAXED);
+        for (;;) {
+            uint64_t first = 0, after = (uint64_t)(all->each + (share < all->longer));
+            if (left >> 16 == all->number) first = left >> 8 & 255, after = left & 255;
+            if (first == after) break;
+            int64_t chunk = (int64_t)(i ? --after : first++);
+            uint64_t rest = all->number << 16 | first << 8 | after;
+            if (!__atomic_compare_exchange_n(word, &left, rest, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+            chunk += share * all->each + (share < all->longer ? share : all->longer);
+            *item = chunk * all->chunk;
+            *end = *item + all->chunk < all->items ? *item + all->chunk : all->items;
+            return 1;
+        }
+    }
+    return 0;
+}
 
 #ifdef CONVOY_TEAM
 typedef struct {
     int64_t number, size;
+    uint64_t loops, met; /* begun so far, and before the threads met last */
+    ConvoyShares *shares;
 } Team;
 
 extern _Thread_local Team convoy_team; /* who the calling thread is */
 extern void convoy_team_meet(void);
 
-/* The first item of this thread's share; the next thread's first is this one's end. */
-static inline int64_t convoy_share(int64_t items, int64_t threads, int64_t after) {
-    int64_t workers = threads < convoy_team.size ? threads : convoy_team.size;
-    if (workers < 1) workers = 1;
-    return convoy_team.number < workers ? items * (convoy_team.number + after) / workers : items;
+/* Begins a loop when all items of the one before are done. A thread that is too many for it has no items, because it has no scratch. */
+static inline ConvoyLoop *convoy_begin(ConvoyLoop *all, int64_t items, int64_t threads) {
+    Team *team = &convoy_team;
+    if (team->loops != team->met) convoy_team_meet();
+    int64_t workers = threads < team->size ? threads : team->size, idle = team->number > 0 && team->number >= workers;
+    convoy_share_out(all, idle ? 0 : items, idle ? 1 : workers, team->shares, ++team->loops);
+    return all;
 }
 
-#define PARALLEL_FOR(item, items, threads)                                                                           \
-    for (int64_t item = convoy_share(items, threads, 0), item##_end = convoy_share(items, threads, 1); item < item##_end; item++)
+#define PARALLEL_FOR(item, items, threads)                                                                                      \
+    for (ConvoyLoop item##_all, *item##_once = convoy_begin(&item##_all, (items), (threads)); item##_once; item##_once = 0)     \
+        for (int64_t item = 0, item##_end = 0; convoy_take(&item##_all, convoy_team.number, &item, &item##_end);)               \
+            for (; item < item##_end; item++)
+
 #define EACH_ITEM(item, items, threads, call) PARALLEL_FOR(item, items, threads) call
 #define THREAD_NUMBER() convoy_team.number
 #define MEET() convoy_team_meet()
@@ -38,7 +98,7 @@ static inline int64_t convoy_share(int64_t items, int64_t threads, int64_t after
 #define ALONE(call)                    \
     do {                               \
         Team team_before = convoy_team; \
-        convoy_team = (Team){0, 1};    \
+        convoy_team = (Team){.size = 1}; \
         call;                          \
         convoy_team = team_before;     \
     } while (0) /* a call of another kernel within a work item: this thread does all of it */
@@ -55,51 +115,22 @@ static inline int64_t convoy_share(int64_t items, int64_t threads, int64_t after
 #define THREAD_NUMBER() 0
 #endif
 
-#define CONVOY_MOST_SHARES 64 /* more threads than this have a share together */
-#define CONVOY_CHUNKS 16      /* most chunks of a share; a thread takes one chunk at a time */
-
-/* Chunks of a loop that nobody has taken: those of each share from its first to before its end, which are the two halves of a word. */
+/* A loop with its shares. */
 typedef struct {
-    int64_t items, chunk, count;
-    struct {
-        _Alignas(64) uint64_t left;
-    } shares[CONVOY_MOST_SHARES];
-} ConvoyShares;
+    ConvoyLoop loop;
+    ConvoyShares shares;
+} ConvoyRegion;
 
-static inline void convoy_share_out(ConvoyShares *all, int64_t items, int64_t threads) {
-    all->count = threads < 1 ? 1 : threads < CONVOY_MOST_SHARES ? threads : CONVOY_MOST_SHARES;
-    int64_t most = all->count * CONVOY_CHUNKS;
-    all->items = items;
-    all->chunk = (items + most - 1) / most;
-    if (all->chunk < 1) all->chunk = 1;
-    int64_t chunks = (items + all->chunk - 1) / all->chunk;
-    for (int64_t i = 0; i < all->count; i++) {
-        uint64_t first = (uint64_t)(chunks * i / all->count), end = (uint64_t)(chunks * (i + 1) / all->count);
-        all->shares[i].left = first << 32 | end;
-    }
+static inline ConvoyRegion *convoy_begin(ConvoyRegion *all, int64_t items, int64_t threads) {
+    convoy_share_out(&all->loop, items, threads, &all->shares, 1);
+    for (int64_t i = 0; i < all->loop.count; i++) all->shares.of[i].left = 0;
+    return all;
 }
 
-/* Takes a chunk for a thread, the first one of its own share or the last one of another's; whether there was one. */
-static inline int convoy_take(ConvoyShares *all, int64_t thread, int64_t *item, int64_t *end) {
-    for (int64_t i = 0; i < all->count; i++) {
-        uint64_t *share = &all->shares[(thread + i) % all->count].left, left = __atomic_load_n(share, __ATOMIC_RELAXED);
-        while (left >> 32 < (left & UINT32_MAX)) {
-            int64_t chunk = i ? (int64_t)(left & UINT32_MAX) - 1 : (int64_t)(left >> 32);
-            uint64_t rest = i ? left - 1 : left + ((uint64_t)1 << 32);
-            if (!__atomic_compare_exchange_n(share, &left, rest, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
-            *item = chunk * all->chunk;
-            *end = *item + all->chunk < all->items ? *item + all->chunk : all->items;
-            return 1;
-        }
-    }
-    return 0;
-}
-
-#define PARALLEL_FOR(item, items, threads)                                                                                     \
-    for (ConvoyShares item##_all, *item##_once = (convoy_share_out(&item##_all, (items), (threads)), &item##_all); item##_once; \
-         item##_once = 0)                                                                                                      \
-        CONVOY_PRAGMA(omp parallel num_threads((int)(threads)) if ((threads) > 1))                                             \
-        for (int64_t item = 0, item##_end = 0; convoy_take(&item##_all, THREAD_NUMBER(), &item, &item##_end);)                 \
+#define PARALLEL_FOR(item, items, threads)                                                                                      \
+    for (ConvoyRegion item##_all, *item##_once = convoy_begin(&item##_all, (items), (threads)); item##_once; item##_once = 0)   \
+        CONVOY_PRAGMA(omp parallel num_threads((int)(threads)) if ((threads) > 1))                                              \
+        for (int64_t item = 0, item##_end = 0; convoy_take(&item##_all.loop, THREAD_NUMBER(), &item, &item##_end);)             \
             for (; item < item##_end; item++)
 
 #define EACH_ITEM(item, items, threads, call)                              \

@@ -73,6 +73,22 @@ def pooling_of(problem: SubgraphProblem, *, flat: bool = False) -> tuple[Pool, T
     return pool, graph.values[node.args[0].name].spec
 
 
+def averages_images(graph: Graph, node: Node) -> bool:
+    """Whether a node takes the mean of each channel over each image, of at least one pixel, as [n, c, 1, 1] or as [n, c]."""
+    x = node.args[0] if node.args else None
+    if node.op not in ("aten.mean.dim", "aten.adaptive_avg_pool2d.default") or node.kwargs or not isinstance(x, Ref):
+        return False
+    spec, made = graph.values[x.name].spec, graph.values[node.outputs[0]].spec
+    if len(spec.shape) != 4 or not spec.shape[2] * spec.shape[3] or made.dtype != spec.dtype:
+        return False
+    if node.op == "aten.mean.dim":
+        dims = node.args[1] if len(node.args) > 1 else None
+        if not isinstance(dims, tuple) or sorted(dim % 4 for dim in dims if isinstance(dim, int)) != [2, 3]:
+            return False
+        return made.shape in (spec.shape[:2], (*spec.shape[:2], 1, 1))
+    return made.shape == (*spec.shape[:2], 1, 1)
+
+
 class SubgraphResults:
     """Converts the operators' return values to results that a launch may hand out: new tensors in the problem's memory format.
 

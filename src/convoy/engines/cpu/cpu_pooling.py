@@ -20,8 +20,7 @@ from convoy.engines.base import Executable, Packed
 from convoy.engines.cpu.native_launch import Native, NativeExecutable
 from convoy.engines.cpu.weight_tiles import STORED, storage_kernel
 from convoy.engines.cpu_subgraph import CpuSubgraphEngine
-from convoy.engines.subgraph import parse_subgraph, pooling_of
-from convoy.graph.ir import Graph, Node, Ref
+from convoy.engines.subgraph import averages_images, parse_subgraph, pooling_of
 from convoy.problem import Knobs, Pool, Problem, SubgraphProblem, TensorSpec
 from convoy.target import Target
 
@@ -50,22 +49,6 @@ class _PoolingSizes(ctypes.Structure):
 def channels_of_block(c: int, w: int) -> int:
     """Channels of a work item: as many as fit a reduced row, in whole cache lines, so that each row is read once."""
     return max(LINE, min(-(-c // LINE), BLOCK_FLOATS // (LINE * max(1, min(w, WIDEST)))) * LINE)
-
-
-def averages_images(graph: Graph, node: Node) -> bool:
-    """Whether a node takes the mean of each channel over each image, of at least one pixel, as [n, c, 1, 1] or as [n, c]."""
-    x = node.args[0] if node.args else None
-    if node.op not in ("aten.mean.dim", "aten.adaptive_avg_pool2d.default") or node.kwargs or not isinstance(x, Ref):
-        return False
-    spec, made = graph.values[x.name].spec, graph.values[node.outputs[0]].spec
-    if len(spec.shape) != 4 or not spec.shape[2] * spec.shape[3] or made.dtype != spec.dtype:
-        return False
-    if node.op == "aten.mean.dim":
-        dims = node.args[1] if len(node.args) > 1 else None
-        if not isinstance(dims, tuple) or sorted(dim % 4 for dim in dims if isinstance(dim, int)) != [2, 3]:
-            return False
-        return made.shape in (spec.shape[:2], (*spec.shape[:2], 1, 1))
-    return made.shape == (*spec.shape[:2], 1, 1)
 
 
 def _mean_of(problem: SubgraphProblem) -> tuple[Pool, TensorSpec] | None:

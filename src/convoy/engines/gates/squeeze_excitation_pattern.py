@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from convoy.engines.subgraph import parse_subgraph
+from convoy.engines.subgraph import averages_images, parse_subgraph
 from convoy.graph.ir import Graph, Node, Ref
 from convoy.problem import SubgraphProblem
 from convoy.regions.activation import activation_of
 from convoy.regions.epilogue import only_reader
-
-_MEAN: Final = "aten.mean.dim"
-_POOL: Final = "aten.adaptive_avg_pool2d.default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,7 @@ def squeeze_excitations(graph: Graph) -> Iterator[Sequence[str]]:
 def match_block(graph: Graph, pool: Node, *, tail: bool = True) -> BlockMatch | None:
     """The block whose mean a node takes, or None. With `tail` the sum and the ReLU behind the product belong to it."""
     x = pool.args[0] if pool.args else None
-    if not isinstance(x, Ref) or not _averages_images(graph, pool, x.name):
+    if not isinstance(x, Ref) or not averages_images(graph, pool):
         return None
     first = layer_1x1(graph, pool.outputs[0])
     inner = _activated(graph, first[0]) if first else None
@@ -125,14 +121,6 @@ def match_block(graph: Graph, pool: Node, *, tail: bool = True) -> BlockMatch | 
     weights, biases = (first[1], second[1]), (first[2], second[2])
     found = BlockMatch(nodes, x.name, weights, biases, inner[1], outer[1], product.outputs[0])
     return with_tail(graph, found) if tail else found
-
-
-def _averages_images(graph: Graph, node: Node, x: str) -> bool:
-    """Whether a node takes the mean of each channel of 4-D images as [n, c, 1, 1]."""
-    if node.op not in (_POOL, _MEAN) or (node.op == _MEAN and node.kwargs):
-        return False
-    shape, result = graph.values[x].spec.shape, graph.values[node.outputs[0]].spec
-    return len(shape) == 4 and result.shape == (*shape[:2], 1, 1) and result.dtype == graph.values[x].spec.dtype
 
 
 def layer_1x1(graph: Graph, value: str) -> tuple[Node, str, str] | None:

@@ -21,7 +21,7 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Packed
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.chains.layer_call import LAYER_H, LayerCall, layer_call
+from convoy.engines.cpu.chains.layer_call import ANY_CPU, LAYER_H, LayerCall, layer_call
 from convoy.engines.cpu.cpu_depthwise import ENGINE as DEPTHWISE
 from convoy.engines.cpu.cpu_direct import ENGINE as DIRECT
 from convoy.engines.cpu.cpu_direct import DirectPartition
@@ -223,7 +223,7 @@ class CpuBanded(CpuSubgraphEngine):
         for stage in plan.stages:
             if stage.problem.x_dtype != "fp32":
                 return f"needs fp32, got {stage.problem.x_dtype}"
-            support = stage.engine.supports(stage.problem, _CPU)
+            support = stage.engine.supports(stage.problem, ANY_CPU)
             if not support:
                 return support.reason
             if stage.engine is DIRECT and DirectPartition.of(stage.problem, 1).slot_floats:
@@ -251,10 +251,6 @@ class CpuBanded(CpuSubgraphEngine):
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The libraries are compiled once for all problems."""
         return _Banded(_plan(problem), knobs.integer("rows"), target)
-
-
-_CPU: Final = Target("cpu", "", "", 1, 0, 0)
-"""Any CPU: the kernels' refusals depend on the problem alone."""
 
 
 def _plan(problem: Problem) -> BandPlan:

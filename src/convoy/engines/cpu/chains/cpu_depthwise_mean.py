@@ -21,13 +21,12 @@ import torch
 
 from convoy.engines.base import Executable, Packed
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.chains.layer_call import LAYER_H, LayerCall, layer_call
+from convoy.engines.cpu.chains.layer_call import ANY_CPU, LAYER_H, LayerCall, layer_call
 from convoy.engines.cpu.cpu_depthwise import ENGINE as DEPTHWISE
-from convoy.engines.cpu.cpu_pooling import averages_images
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand
 from convoy.engines.cpu.weight_tiles import STORED, storage_kernel
 from convoy.engines.cpu_subgraph import CpuSubgraphEngine
-from convoy.engines.subgraph import parse_subgraph
+from convoy.engines.subgraph import averages_images, parse_subgraph
 from convoy.graph.ir import Graph
 from convoy.graph.layers import conv_problem
 from convoy.problem import ConvProblem, Knobs, Problem, SubgraphProblem
@@ -142,7 +141,7 @@ class CpuDepthwiseMean(CpuSubgraphEngine):
         dtypes = {value.spec.dtype for value in parse_subgraph(problem.text).values.values()}
         if len(dtypes) > 1 or not dtypes <= set(STORED):
             return f"needs values of one dtype, {' or '.join(STORED)}, got {', '.join(sorted(dtypes))}"
-        support = DEPTHWISE.supports(convolution, _CPU)
+        support = DEPTHWISE.supports(convolution, ANY_CPU)
         return "" if support else support.reason
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
@@ -159,10 +158,6 @@ class CpuDepthwiseMean(CpuSubgraphEngine):
         """The libraries are compiled once for all problems."""
         del knobs
         return _AveragedDepthwise(_convolution(problem), target)
-
-
-_CPU: Final = Target("cpu", "", "", 1, 0, 0)
-"""Any CPU: the kernel's refusals depend on the problem alone."""
 
 
 def _convolution(problem: Problem) -> ConvProblem:

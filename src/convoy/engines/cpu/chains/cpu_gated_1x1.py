@@ -21,7 +21,7 @@ import torch
 
 from convoy.engines.base import Executable, Packed
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.chains.layer_call import LAYER_H, LayerCall, layer_call
+from convoy.engines.cpu.chains.layer_call import ANY_CPU, LAYER_H, LayerCall, layer_call
 from convoy.engines.cpu.cpu_direct import ENGINE as DIRECT
 from convoy.engines.cpu.cpu_direct import PIXELS, DirectPartition
 from convoy.engines.cpu.cpu_scale import gate_of
@@ -217,7 +217,7 @@ class CpuGated1x1(CpuSubgraphEngine):
         dtypes = {value.spec.dtype for value in parse_subgraph(problem.text).values.values()}
         if len(dtypes) > 1 or not dtypes <= set(STORED):
             return f"needs values of one dtype, {' or '.join(STORED)}, got {', '.join(sorted(dtypes))}"
-        support = DIRECT.supports(plan.convolution, _CPU)
+        support = DIRECT.supports(plan.convolution, ANY_CPU)
         if not support:
             return support.reason
         if DirectPartition.of(plan.rows, 1).slot_floats:
@@ -243,10 +243,6 @@ class CpuGated1x1(CpuSubgraphEngine):
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The libraries are compiled once for all problems."""
         return _GatedConvolution(_plan(problem), knobs.integer("slot_bytes"), target)
-
-
-_CPU: Final = Target("cpu", "", "", 1, 0, 0)
-"""Any CPU: the kernel's refusals depend on the problem alone."""
 
 
 def _plan(problem: Problem) -> GatedPlan:

@@ -8,9 +8,13 @@ from typing import Any, Final, cast
 
 from convoy.engines.cpu.cpu_direct import BAND_BLOCKS, PIXELS
 from convoy.engines.cpu.native_launch import Native, NativeExecutable
+from convoy.target import Target
 
 LAYER_H: Final = Path(__file__).with_name("layer.h")
 """The header of every source of this folder."""
+
+ANY_CPU: Final = Target("cpu", "", "", 1, 0, 0)
+"""The target whose support a chain asks its layers' engines for: their refusals depend on the problem alone."""
 
 MOST_WORDS: Final = 32
 MOST_POINTERS: Final = 16

@@ -14,6 +14,7 @@ CASES = {
     "one pixel": ((3, 32, 8, 1, 1, "fp16", "hardswish", "hardsigmoid", (False, True)), 16, True, ""),
     "many pixels": ((1, 16, 4, 40, 41, "fp16", "silu", "sigmoid", (True, True)), 16, True, "add"),
     "many channels": ((1, 344, 10, 3, 3, "bf16", "silu", "sigmoid", (True, True)), 72, True, ""),
+    "most gates": ((1, 480, 20, 4, 4, "fp16", "silu", "sigmoid", (True, True)), 80, True, "add"),
     "one hidden": ((1, 8, 1, 3, 3, "fp16", "relu", "sigmoid", (True, True)), 8, True, ""),
 }
 

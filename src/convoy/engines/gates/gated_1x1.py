@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import torch
@@ -25,19 +26,17 @@ from convoy.target import Target
 _MOST_SETTINGS: Final = 6
 """By estimate: on an H100 the best setting of thirteen of fourteen blocks at batch 8 and 32 was among the first six."""
 
-_MOST_GATES: Final = 4096
-"""Weights of the second layer: every block of the second launch reads all of them. Up to here both launches took 0.57 to 1.15
-times as long as the block and a linear layer apart on an H100; with 480 channels of 20 0.82 to 1.05, with 672 and more 1.02 to
-1.83 times."""
-
+MOST_GATES: Final = 480 * 20
+"""Weights of the second layer: every block of the second launch reads all of them. On an H100 both launches took 0.57 to 1.15
+times as long as the block and a linear layer apart with up to 4096 weights, 0.82 to 1.05 with 480 channels of 20, and 1.02 to
+1.83 with 672 and more."""
 
 _SHARED_BYTES: Final = {False: 99 << 10, True: 232448}
 """Of a block at most: before capability 9.0 (the least of 8.0 to 8.9), and from it."""
 
-
-_MOST_SPILLED: Final = 16
-"""Bytes. With more gates than `_MOST_GATES` one setting spilled 4 bytes; 192 settings of the blocks that are supported spill
-none, and `test_gated_1x1.py` holds that."""
+_WAYS: Final[tuple[dict[str, int], ...]] = ({}, {"MIN_BLOCKS_PER_SM": 1}, {"MIN_BLOCKS_PER_SM": 1, "MOST_HELD": 0})
+"""To compile, in turn, until no kernel spills registers: the assembler may choose more blocks beside each other; it is told that
+one is enough; and the first layer's weights are loaded when they are needed."""
 
 
 class Gated1x1Executable(Executable):
@@ -52,15 +51,14 @@ class Gated1x1Executable(Executable):
         self.gated = Function(engine, cubin, "gated", tile.shared_bytes(problem))
 
     def _compiled(self, engine: str, target: Target) -> tuple[bytes, str]:
-        """Compile; where held weights of the first layer make its kernel spill, they are loaded when they are needed."""
+        """Compile without spills."""
         parameters = self.tile.parameters(self.problem, dependent=self.dependent)
         options = nvrtc_options(self.problem.block.outer, self.problem.block.dtype)
-        try:
-            source = kernel_source("gated_1x1", parameters)
-            return compile_cubin(engine, source, target, options, most_spilled=_MOST_SPILLED)
-        except SpillError:
-            late = kernel_source("gated_1x1", {**parameters, "MOST_HELD": 0})
-            return compile_cubin(engine, late, target, options, most_spilled=_MOST_SPILLED)
+        *ways, last = (kernel_source("gated_1x1", {**parameters, **way}) for way in _WAYS)
+        for source in ways:
+            with suppress(SpillError):
+                return compile_cubin(engine, source, target, options)
+        return compile_cubin(engine, last, target, options)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Weights as [channels, hidden], [hidden, channels] and [filters, channels], each with its bias in fp32, or None."""
@@ -138,8 +136,8 @@ class Gated1x1Engine(Engine):
             return found
         if block.channels % 8 or read.filters % 8 or not 0 < block.channels <= 128 * MOST_PARTS:
             return Support.no(f"needs channels and filters as multiples of 8, got {block.channels} and {read.filters}")
-        if not 0 < block.hidden * block.channels <= _MOST_GATES:
-            return Support.no(f"needs 1 to {_MOST_GATES} weights of a layer, got {block.hidden} x {block.channels}")
+        if not 0 < block.hidden * block.channels <= MOST_GATES:
+            return Support.no(f"needs 1 to {MOST_GATES} weights of a layer, got {block.hidden} x {block.channels}")
         if not pixels or not read.filters:
             return Support.no(
                 f"needs images and filters, got {block.images} of {block.pixels} pixels, {read.filters} filters"

@@ -12,6 +12,7 @@ enum Parameter : int {
   BLOCK_C = 64,  // channels of a block
   THREADS = 128,  // of a block
   MOST_HELD = 32,  // weights of a layer that a thread may hold in registers before they are needed
+  MIN_BLOCKS_PER_SM = 0,  // 0: the compiler may spill registers for more blocks beside each other
   INNER = 3,  // enum Activation of the first layer
   OUTER = 6,  // of the second
   HAS_BIAS = 1,  // the first layer

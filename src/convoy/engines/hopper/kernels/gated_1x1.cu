@@ -169,7 +169,7 @@ DEVICE void store(u32 base, const Tile& tile, int pass, const float* __restrict_
   }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, MIN_BLOCKS_PER_SM)
     gated(const Weight* __restrict__ x, const float* __restrict__ bias, const Weight* __restrict__ second,
           const float* __restrict__ shift, const float* __restrict__ parts, const Weight* __restrict__ weight,
           const float* __restrict__ product_bias, const uint4* __restrict__ residual, uint4* __restrict__ y) {

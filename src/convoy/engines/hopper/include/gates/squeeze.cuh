@@ -95,7 +95,7 @@ DEVICE float second_factor(const Weight* __restrict__ weight, int hidden, int ch
   return chosen(weight, hidden < HIDDEN && channel < CHANNELS, hidden * CHANNELS + channel);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     squeeze(const uint4* __restrict__ x, const Weight* __restrict__ weight, float* __restrict__ parts) {
   SHARED_MEMORY;
   const Place place;

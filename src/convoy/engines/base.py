@@ -19,7 +19,7 @@ for any contents of the input buffers, the output buffers and the workspace.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -70,8 +70,8 @@ class Executable(ABC):
     deterministic: bool = True
     """Whether the same inputs give the same bits in every launch."""
 
-    reads_twice: bool = False
-    """Whether a launch reads an argument again later, as a bottleneck reads its input for the residual."""
+    last_readers: Mapping[int, int] | None = None
+    """By argument: the launch's kernel that reads it last, -1 for the last one. None: a launch of one kernel reads each once."""
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Arrange the region's constants (weight, then bias where there is one) once, when a net is loaded.

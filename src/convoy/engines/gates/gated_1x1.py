@@ -44,6 +44,7 @@ class Gated1x1Executable(Executable):
 
     def __init__(self, engine: str, problem: Gated1x1, tile: GatedTile, target: Target) -> None:
         self.problem, self.tile, self.dependent = problem, tile, target.capability >= 90
+        self.last_readers = {0: -1, 1: -1}  # x and the residual
         self.workspace_bytes = tile.squeeze.workspace_bytes(problem.block)
         cubin, self.log = self._compiled(engine, target)
         squeezed, _ = tile.squeeze.shared_bytes(problem.block)

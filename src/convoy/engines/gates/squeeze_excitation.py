@@ -136,6 +136,7 @@ class SqueezeExcitationExecutable(Executable):
 
     def __init__(self, engine: str, block: SqueezeExcitation, tile: GateTile, target: Target) -> None:
         self.block, self.tile, self.dependent = block, tile, target.capability >= 90
+        self.last_readers = {0: -1, 1: -1}  # x and the residual
         self.workspace_bytes = tile.workspace_bytes(block)
         cubin, self.log = self._compiled(engine, target)
         names = ("squeeze", "excite")

@@ -56,6 +56,7 @@ class GatherExecutable(Executable):
         self.kernel = TritonKernel(self._build(engine, target), target)
         if self.splits > 1:
             elements = self.view.pixels * problem.k
+            self.last_readers = {0: -2, 1: -1}  # x; the residual
             self.reduce = ReduceSplits(
                 engine, elements, problem.k, self.splits, problem.y_dtype, problem.epilogue, target
             )

@@ -56,8 +56,8 @@ class CudaGraphProgram:
         self.inputs = _static_inputs(bound, device, shared)
         self.refused = ""
         self.last_reads = 0
-        slots = last_reads(bound)
-        self._graph = torch.cuda.CUDAGraph(keep_graph=True) if slots else torch.cuda.CUDAGraph()
+        last = last_reads(bound)
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True) if last else torch.cuda.CUDAGraph()
         self._outputs: list[torch.Tensor] = []
         stream = distinct_stream(device, self.eager.streams)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -70,7 +70,7 @@ class CudaGraphProgram:
         # Only errors of the capture are caught: launches that fail outside of a capture have failed above.
         try:
             with recording(self._graph, stream, None if shared is None else shared.graph_pool()):
-                reads = LastReads(slots, stream) if slots else None
+                reads = LastReads(last, stream) if last else None
                 self._outputs = self.eager(self.inputs, reads)
             if reads is not None:
                 self.last_reads = reads.mark(self._graph)

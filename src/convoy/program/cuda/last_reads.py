@@ -6,50 +6,74 @@
 
 A kernel node of a graph may have an access policy window (CUDA Programming Guide, "Device memory L2 access management"). Here it
 lies over the largest value that the kernel is the last to read, and its reads count as streaming. Kernels and results stay as
-they are. On an H100 one replay at batch 32 took 392 us instead of 409 (MobileNetV2) and 702 instead of 737 (EfficientNet-B0);
-ResNet-50 took as long as before (fp16; docs/kernels/last-reads.md).
+they are. Where a step has several kernels, its executable says which of them reads the value last (`Executable.last_readers`).
+On an H100, with marks on steps of one kernel, one replay at batch 32 took 392 us instead of 409 (MobileNetV2) and 702 instead of
+737 (EfficientNet-B0); ResNet-50 took as long as before (fp16; docs/kernels/last-reads.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from convoy.engines.compilers.cuda_bindings import driver
-from convoy.program.bound_plan import BoundPlan
+from convoy.program.bound_plan import BoundPlan, BoundStep
 
 LEAST_BYTES: Final = 16_000_000
 """Smaller values fit in the cache beside others: marking them too, from 0.5 MB on, changed no replay by more than 0.3 %."""
 
 
-def last_reads(bound: BoundPlan) -> dict[int, int]:
-    """The steps that are the last to read a large value: index of the step → slot of the largest such value.
+class LastRead(NamedTuple):
+    """A value that a step is the last to read.
 
-    Steps whose executable reads an argument twice are left out.
+    Attributes:
+        slot: of the value.
+        kernel: which of the step's kernels reads it last: -1 for the last one; None: its only kernel.
+    """
+
+    slot: int
+    kernel: int | None = None
+
+
+def last_reads(bound: BoundPlan) -> dict[int, LastRead]:
+    """The steps that are the last to read a large value: index of the step → the largest such value.
+
+    Values that an executable reads in a way that it does not tell are left out.
     """
     sizes = {slot: spec.size_bytes for slot, (spec, _) in enumerate(bound.inputs)}
     for step in bound.steps:
         sizes |= {slot: spec.size_bytes for slot, spec in zip(step.results, step.specs, strict=True)}
-    found: dict[int, int] = {}
+    found: dict[int, LastRead] = {}
     for index, step in enumerate(bound.steps):
-        last = [slot for slot in {*step.args} & {*step.frees} if sizes.get(slot, 0) >= LEAST_BYTES]
-        if last and not step.executable.reads_twice:
-            found[index] = max(last, key=lambda slot: sizes[slot])
+        large = [slot for slot in {*step.args} & {*step.frees} if sizes.get(slot, 0) >= LEAST_BYTES]
+        reads = [read for slot in large if (read := _read_of(step, slot)) is not None]
+        if reads:
+            found[index] = max(reads, key=lambda read: sizes[read.slot])
     return found
+
+
+def _read_of(step: BoundStep, slot: int) -> LastRead | None:
+    """How a step reads a value for the last time; None where its executable does not tell. A value may be several arguments."""
+    readers = step.executable.last_readers
+    if readers is None:
+        return LastRead(slot)
+    kernels = [readers.get(index) for index, arg in enumerate(step.args) if arg == slot]
+    told = [kernel for kernel in kernels if kernel is not None]
+    return LastRead(slot, max(told)) if len(told) == len(kernels) else None
 
 
 class LastReads:
     """Observes the launches that a stream captures, and marks the last reads in the finished graph.
 
     Args:
-        slots: as `last_reads` gives them.
+        reads: as `last_reads` gives them.
         stream: captures the launches.
     """
 
-    def __init__(self, slots: dict[int, int], stream: torch.cuda.Stream) -> None:
-        self._slots, self._stream = slots, stream
+    def __init__(self, reads: Mapping[int, LastRead], stream: torch.cuda.Stream) -> None:
+        self._reads, self._stream = reads, stream
         self._nodes: list[int] = []
         self._windows: dict[int, tuple[int, int]] = {}
 
@@ -57,7 +81,7 @@ class LastReads:
         """Remember how many nodes the graph has now, and where a value lies that was read for the last time."""
         graph = _captured_graph(self._stream)
         self._nodes.append(0 if graph is None else len(_nodes_of(graph)))
-        value = slots[self._slots[index]] if index in self._slots else None
+        value = slots[self._reads[index].slot] if index in self._reads else None
         if value is not None:
             self._windows[index] = value.data_ptr(), value.numel() * value.element_size()
 
@@ -67,7 +91,7 @@ class LastReads:
     def mark(self, graph: torch.cuda.CUDAGraph) -> int:
         """Give a finished graph, which was made with `keep_graph`, its windows; returns how many kernels got one.
 
-        A step of several kernels gets none: a later one may read what the first one read.
+        A step of several kernels gets none if its executable does not tell which of them reads the value last.
         """
         cuda = driver()
         nodes = _nodes_of(cuda.CUgraph(int(graph.raw_cuda_graph())))
@@ -76,8 +100,9 @@ class LastReads:
         for index, (address, size_bytes) in self._windows.items() if most else ():
             first = self._nodes[index - 1] if index else 0
             kernels = [node for node in nodes[first : self._nodes[index]] if _is_kernel(node)]
-            if len(kernels) == 1:
-                marked += _set_window(kernels[0], address, min(size_bytes, most))
+            kernel = self._reads[index].kernel
+            if (kernel is None and len(kernels) == 1) or (kernel is not None and len(kernels) >= -kernel):
+                marked += _set_window(kernels[-1 if kernel is None else kernel], address, min(size_bytes, most))
         return marked
 
 

@@ -40,13 +40,12 @@ class BottleneckExecutable(Executable):
         CompileError: NVRTC refused the source, or made slow code.
     """
 
-    reads_twice = True  # the residual
-
     def __init__(self, engine: str, problem: BottleneckProblem, tile: BottleneckTile, target: Target) -> None:
         block = problem.block
         if refusal := tile.refusal(block):
             raise InputError("knobs", str(tile.knobs), f"a tile configuration that fits; this one {refusal}")
         self.problem, self.tile = problem, tile
+        self.last_readers = {}  # its only kernel reads x again, as the residual
         columns = dict.fromkeys((tile.rows * block.w, tile.span(block)))
         products = "".join(wgmma_function(count, block.dtype) for count in columns)
         divides = next((word for word in block.activations if word in DIVIDING), "none")

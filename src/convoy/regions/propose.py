@@ -14,6 +14,7 @@ from convoy.regions.conv import conv_region
 from convoy.regions.epilogue import chains
 from convoy.regions.glue import glue_regions
 from convoy.regions.gradient import gradient_regions, has_constant_image
+from convoy.regions.inverted import inverted_regions
 from convoy.regions.linear import linear_region
 from convoy.regions.mask import with_mask
 from convoy.regions.merge import merge_regions
@@ -23,10 +24,10 @@ from convoy.regions.pool import pool_regions
 from convoy.regions.region import Region
 from convoy.regions.whole import WholeScope, whole_regions
 
-PATTERNS: Final = ("merge", "banded", "block", "norm", "pool", "whole")
+PATTERNS: Final = ("merge", "banded", "block", "inverted", "norm", "pool", "whole")
 """Patterns that are proposed only for engines that ask for them (`Engine.patterns`): parallel convolutions as one, a depthwise
-convolution with its neighbours, the three convolutions of a bottleneck, each batch norm of a training step with what stands
-beside it, poolings apart from it, and the whole net and parts of it."""
+convolution with its neighbours, the three convolutions of a bottleneck and of an inverted residual block, each batch norm of a
+training step with what stands beside it, poolings apart from it, and the whole net and parts of it."""
 
 EVERY_PART: Final = WholeScope(parts=64, stages=True)
 """All parts of nets that a plan may name."""
@@ -85,6 +86,8 @@ def propose(
         found += banded_regions(graph, layouts, band_bytes)
     if "block" in patterns:
         found += block_regions(graph, layouts)
+    if "inverted" in patterns:
+        found += inverted_regions(graph, layouts)
     norms = norm_regions(graph, layouts) if "norm" in patterns else []
     with_norms = {name for region in norms for name in region.nodes}
     glue = glue_regions(graph, epilogues, layouts, with_norms, pools="pool" in patterns, apart=apart)

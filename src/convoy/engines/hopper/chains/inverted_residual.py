@@ -1,0 +1,141 @@
+"""cuda.inverted_residual: an inverted residual block in one kernel, `inverted_residual.cu` (docs/kernels/chains.md).
+
+y = conv1x1(act2(depthwise(act1(conv1x1(x))))), + x where there is a residual: the blocks of MobileNetV2, and those of other nets
+that have no gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.gpu.device_tensors import dense_nhwc
+from convoy.engines.gpu.gpu_support_checks import subgraph_support
+from convoy.engines.hopper import hopper_support_checks
+from convoy.engines.hopper.chains.inverted_residual_cost import estimate_inverted_us, inverted_tiles
+from convoy.engines.hopper.chains.inverted_residual_problem import (
+    InvertedResidualProblem,
+    inverted_residual_of,
+    inverted_sample,
+)
+from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedResidual, InvertedTile
+from convoy.engines.hopper.chains.inverted_residual_weights import pack_last_bias, pack_slices
+from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer
+from convoy.engines.hopper.nvrtc_source import DIVIDING, kernel_source, nvrtc_options
+from convoy.errors import InputError, LaunchError
+from convoy.problem import Knobs, Problem, SubgraphProblem
+from convoy.support import Support
+from convoy.target import Target
+
+_SHARED_BYTES: Final = {False: 99 << 10, True: 227 << 10}
+"""Of a block of threads at most: before capability 9.0 (the least of 8.0 to 8.9), and from it."""
+
+
+class InvertedResidualExecutable(Executable):
+    """The kernel of one tile configuration for one inverted residual block.
+
+    Args:
+        engine: the engine's id, for messages.
+        problem: the block.
+        tile: the tile configuration.
+        target: the device.
+
+    Raises:
+        InputError: the kernel cannot compute the block so.
+        CompileError: NVRTC refused the source, or spilled registers.
+    """
+
+    def __init__(self, engine: str, problem: InvertedResidualProblem, tile: InvertedTile, target: Target) -> None:
+        block = problem.block
+        if refusal := tile.refusal(block, _shared_limit(target)):
+            raise InputError("knobs", str(tile.knobs), f"a tile configuration that fits; this one {refusal}")
+        self.problem, self.tile, self.dependent = problem, tile, target.capability >= 90
+        divides = next((word for word in block.activations if word in DIVIDING), "none")
+        source = kernel_source("inverted_residual", tile.parameters(block, dependent=self.dependent))
+        cubin, self.log = compile_cubin(engine, source, target, nvrtc_options(divides, block.dtype))
+        self.function = Function(engine, cubin, "inverted_residual", tile.shared_bytes(block))
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The slices of the weights as the kernel copies them, and the last bias in fp32."""
+        weights = [constants[index] for index in self.problem.weights]
+        biases = [constants[index] if index >= 0 else None for index in self.problem.biases]
+        block = self.problem.block
+        return pack_slices(weights, biases[:2], block, self.tile), pack_last_bias(biases[2], block, weights[0])
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch."""
+        del workspace
+        x, result = dense_nhwc("x", buffers.args[0]), buffers.results[0]
+        if result is None:
+            raise LaunchError("y: no tensor was given to write to")
+        y = dense_nhwc("y", result)
+        weights, bias = buffers.constants
+        arguments = [*map(pointer, (x, weights, bias, y))]
+        grid, threads = self.tile.grid(self.problem.block), 32 * self.tile.warps
+        self.function.launch(x.device.index or 0, grid, threads, arguments, dependent=self.dependent)
+
+
+class InvertedResidualEngine(Engine):
+    """Tiles of y with all channels inside, a slice of them at a time, nothing between in memory; see `inverted_residual.cu`."""
+
+    id = "cuda.inverted_residual"
+    version = 1
+    family = "implicit_gemm"
+    devices = ("cuda",)
+    trusted = False
+    builds_in_threads = True
+    patterns = ("inverted",)
+    quick_settings = 6
+    estimates_subgraphs = True
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Subgraphs that are such a block, in NHWC and half precision, on capability 8.0 and newer, with channels by eights."""
+        if not (found := subgraph_support(problem, target, "computes the convolutions of a subgraph")):
+            return found
+        assert isinstance(problem, SubgraphProblem)
+        if reason := hopper_support_checks.absence():
+            return Support.no(reason)
+        read = inverted_residual_of(problem.text)
+        if isinstance(read, str):
+            return Support.no(read)
+        if not _tiles(read.block, target):
+            return Support.no(f"no tile fits shared memory and registers for {read.block}")
+        return Support.yes()
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Tile configurations by rising estimated time."""
+        return [tile.knobs for tile in _tiles(_read(problem).block, target)]
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
+        """The cost model's estimate."""
+        hopper = target.capability >= 90
+        return estimate_inverted_us(_read(problem).block, InvertedTile.of(knobs), target.units, hopper=hopper)
+
+    def samples(self) -> Sequence[Problem]:
+        """MobileNetV2's third block."""
+        return (inverted_sample(),)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one configuration; needs no GPU."""
+        return InvertedResidualExecutable(self.id, _read(problem), InvertedTile.of(knobs), target)
+
+
+def _shared_limit(target: Target) -> int:
+    return _SHARED_BYTES[target.capability >= 90]
+
+
+def _tiles(block: InvertedResidual, target: Target) -> Sequence[InvertedTile]:
+    return inverted_tiles(block, target.units, _shared_limit(target), hopper=target.capability >= 90)
+
+
+def _read(problem: Problem) -> InvertedResidualProblem:
+    assert isinstance(problem, SubgraphProblem)
+    found = inverted_residual_of(problem.text)
+    assert isinstance(found, InvertedResidualProblem)
+    return found
+
+
+ENGINE = InvertedResidualEngine()

@@ -1,0 +1,117 @@
+"""Reads an inverted residual block from a subgraph's text: which convolutions, which constants, whether x is added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from convoy.engines.hopper.chains.inverted_residual_tile_config import CHANNELS, InvertedResidual
+from convoy.engines.subgraph import parse_subgraph
+from convoy.errors import InputError
+from convoy.graph.ir import Graph
+from convoy.problem import ConvProblem, SubgraphProblem
+from convoy.regions.conv import conv_region
+from convoy.regions.epilogue import chains
+from convoy.regions.inverted import LAYOUT, inverted_regions
+from convoy.regions.region import Region
+
+_TAKES: Final = (
+    "computes a 1x1, a depthwise 3x3 or 5x5 and a 1x1 convolution that follow each other, fp16 or bf16 with constant weights"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InvertedResidualProblem:
+    """A subgraph that is an inverted residual block.
+
+    Attributes:
+        block: its sizes.
+        weights: indices of the three weights among the subgraph's constants.
+        biases: indices of the biases; -1 where a convolution has none.
+    """
+
+    block: InvertedResidual
+    weights: tuple[int, int, int]
+    biases: tuple[int, int, int]
+
+
+@lru_cache(maxsize=256)
+def inverted_residual_of(text: str) -> InvertedResidualProblem | str:
+    """The inverted residual block that a subgraph's text describes, or the reason why it is none."""
+    try:
+        graph = parse_subgraph(text)
+        regions = inverted_regions(graph, (LAYOUT,))
+    except InputError as error:
+        return str(error)
+    if len(regions) != 1 or len(regions[0].nodes) != len(graph.nodes) or regions[0].results != graph.outputs:
+        return f"{_TAKES}, got another subgraph"
+    found = _read(graph)
+    block = found.block
+    if block.c % CHANNELS or block.mid % CHANNELS or block.k % CHANNELS:
+        return f"needs channels in multiples of {CHANNELS}, got {block.c}, {block.mid} and {block.k}"
+    elements = max(block.c * block.h * block.w, block.k * block.p * block.q) * block.n
+    if not 0 < elements < 1 << 31:
+        return "needs tensors of 1 to 2^31 - 1 elements"
+    return found
+
+
+def _read(graph: Graph) -> InvertedResidualProblem:
+    regions = _regions(graph)
+    first, second, last = (problem for region in regions for problem in region.problems)
+    assert isinstance(first, ConvProblem)
+    assert isinstance(second, ConvProblem)
+    assert isinstance(last, ConvProblem)
+    names = [constant.name for constant in graph.constants()]
+    weights = [names.index(region.constants[0]) for region in regions]
+    biases = [names.index(region.constants[1]) if len(region.constants) > 1 else -1 for region in regions]
+    block = InvertedResidual(
+        first.n, first.h, first.w, first.c, first.k, last.k, second.r, second.stride_h, first.x_dtype,
+        (first.epilogue.activation, second.epilogue.activation), last.epilogue.residual,
+    )  # fmt: skip
+    return InvertedResidualProblem(block, (weights[0], weights[1], weights[2]), (biases[0], biases[1], biases[2]))
+
+
+def _regions(graph: Graph) -> list[Region]:
+    layers = [node for node in graph.nodes if node.op == "conv2d"]
+    return [conv_region(graph, chains(graph, node)[-1], (LAYOUT,), "half") for node in layers]
+
+
+def layers_of_inverted(text: str) -> tuple[ConvProblem, ...]:
+    """The three convolutions of an inverted residual block's text, each with its epilogue."""
+    return tuple(
+        problem
+        for region in _regions(parse_subgraph(text))
+        for problem in region.problems
+        if isinstance(problem, ConvProblem)
+    )
+
+
+def inverted_subgraph(block: InvertedResidual, *, biased: bool = True) -> SubgraphProblem:
+    """The subgraph that an inverted residual block computes; inverse of `inverted_residual_of`, with biases or without."""
+    dtype, before, after = block.dtype, f"{block.h},{block.w}]", f"{block.p},{block.q}]"
+    lines = ["graph 1", f"input %v0: {dtype}[{block.n},{block.c},{before}"]
+    shapes = ((block.mid, block.c, 1), (block.mid, 1, block.taps), (block.k, block.mid, 1))
+    for i, (filters, summed, taps) in enumerate(shapes):
+        lines.append(f"constant %w{i}: {dtype}[{filters},{summed},{taps},{taps}]")
+        lines += [f"constant %b{i}: {dtype}[{filters}]"] if biased else []
+    value, words = "%v0", (*block.activations, "none")
+    for i, (filters, _, taps) in enumerate(shapes):
+        image, pad = f"{dtype}[{block.n},{filters},{after if i else before}", taps // 2
+        stride, groups, bias = block.stride if i == 1 else 1, block.mid if i == 1 else 1, f"%b{i}" if biased else "None"
+        places = f"({stride}, {stride}), ({pad}, {pad}), (1, 1), {groups}"
+        lines.append(f"%y{i}: {image} = conv2d({value}, %w{i}, {bias}, {places})")
+        value = f"%y{i}"
+        if words[i] != "none":
+            lines.append(f"%a{i}: {image} = aten.{words[i]}.default({value})")
+            value = f"%a{i}"
+    if block.residual:
+        lines.append(f"%s: {dtype}[{block.n},{block.k},{after} = aten.add.Tensor({value}, %v0)")
+        value = "%s"
+    text = "\n".join([*lines, f"return {value}"]) + "\n"
+    return SubgraphProblem(text, LAYOUT, bytes_min=block.bytes_min, label="inverted residual")
+
+
+def inverted_sample() -> SubgraphProblem:
+    """MobileNetV2's third block at batch 1."""
+    return inverted_subgraph(InvertedResidual(1, 56, 56, 24, 144, 24, 3, 1, "fp16", ("relu6", "relu6"), True))

@@ -1,0 +1,222 @@
+"""Shapes and tile configurations of `inverted_residual.cu`: 1x1, depthwise and 1x1 convolutions in one kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS
+from convoy.errors import InputError
+from convoy.problem import Knobs
+from convoy.problem.spec import DTYPE_BYTES
+
+CHANNELS: Final = 8
+"""Channels come in vectors of 16 bytes."""
+
+STEP: Final = 16
+"""Channels that a product adds up."""
+
+MOST_SUMS: Final = 128
+"""Sums of y that a thread holds: beside them it needs about 100 registers."""
+
+MOST_WARPS: Final = 16
+_MOST_TILES: Final = 32
+"""Tiles of 16 pixels that a warp expands: one bit of a register for each."""
+
+_PAD: Final = 16
+"""Bytes behind each row in shared memory, so that rows begin in different banks."""
+
+
+@dataclass(frozen=True, slots=True)
+class InvertedResidual:
+    """y = conv1x1(act2(depthwise(act1(conv1x1(x))))), + x where there is a residual; NHWC.
+
+    Attributes:
+        n: images.
+        h: height of x.
+        w: width of x.
+        c: channels of x.
+        mid: channels between the convolutions.
+        k: channels of y.
+        taps: side of the depthwise filter, 3 or 5, with padding that keeps the size at stride 1.
+        stride: of the depthwise convolution, 1 or 2.
+        dtype: fp16 or bf16, of every tensor.
+        activations: behind the first and the second convolution.
+        residual: whether x is added.
+    """
+
+    n: int
+    h: int
+    w: int
+    c: int
+    mid: int
+    k: int
+    taps: int
+    stride: int
+    dtype: str
+    activations: tuple[str, str]
+    residual: bool
+
+    @property
+    def p(self) -> int:
+        """Height of y."""
+        return (self.h - 1) // self.stride + 1
+
+    @property
+    def q(self) -> int:
+        """Width of y."""
+        return (self.w - 1) // self.stride + 1
+
+    @property
+    def flops(self) -> int:
+        """Operations; a multiply-add counts as two."""
+        before, after = self.n * self.h * self.w, self.n * self.p * self.q
+        return 2 * self.mid * (before * self.c + after * (self.taps * self.taps + self.k))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the three weights."""
+        return DTYPE_BYTES[self.dtype] * self.mid * (self.c + self.taps * self.taps + self.k)
+
+    @property
+    def bytes_min(self) -> int:
+        """X read once, y written once, and the weights."""
+        values = self.n * (self.h * self.w * self.c + self.p * self.q * self.k)
+        return values * DTYPE_BYTES[self.dtype] + self.weight_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InvertedTile:
+    """One way to cut a block's work; a unit is `rows` rows of eight neighbouring columns of y.
+
+    Attributes:
+        octets: units side by side.
+        rows: of a unit.
+        bands: units one below the other.
+        warps_k: warps that share units, each with a part of the channels inside.
+        slice_k: channels inside that are expanded at a time.
+        windows: slices of expanded values in shared memory; with 2, one is made while the other is filtered.
+        stages: of the ring of weights.
+        expand_m: tiles of 16 pixels that a warp expands at a time.
+        block_n: filters of a block of threads.
+    """
+
+    octets: int
+    rows: int
+    bands: int
+    warps_k: int
+    slice_k: int
+    windows: int
+    stages: int
+    expand_m: int
+    block_n: int
+
+    @property
+    def knobs(self) -> Knobs:
+        """The configuration as an engine's knobs."""
+        return Knobs.of(
+            octets=self.octets, rows=self.rows, bands=self.bands, warps_k=self.warps_k, slice_k=self.slice_k,
+            windows=self.windows, stages=self.stages, expand_m=self.expand_m, block_n=self.block_n,
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, knobs: Knobs) -> InvertedTile:
+        """Inverse of `knobs`; raises InputError for knobs that name no valid configuration."""
+        names = "octets", "rows", "bands", "warps_k", "slice_k", "windows", "stages", "expand_m", "block_n"
+        tile = cls(*(knobs.integer(name) for name in names))
+        right = min(tile.octets, tile.rows, tile.bands, tile.warps_k, tile.slice_k, tile.block_n) >= 1
+        right = right and tile.octets * tile.bands % 2 == 0 and tile.warps <= MOST_WARPS and tile.block_n % CHANNELS == 0
+        right = right and tile.slice_k % (STEP * tile.warps_k) == 0 and tile.windows in (1, 2)
+        if not (right and tile.windows < tile.stages <= 6 and tile.expand_m in (1, 2)):
+            raise InputError(
+                "knobs", str(knobs),
+                "octets and bands with an even product, up to 16 warps, slice_k in multiples of 16 warps_k, 1 or 2 windows, more "
+                "stages than windows, expand_m 1 or 2, block_n in multiples of 8",
+            )  # fmt: skip
+        return tile
+
+    @property
+    def warps(self) -> int:
+        """Of a block of threads."""
+        return self.octets * self.bands // 2 * self.warps_k
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of y in a tile."""
+        return self.rows * self.bands
+
+    @property
+    def tile_columns(self) -> int:
+        """Columns of y in a tile."""
+        return 8 * self.octets
+
+    def slices(self, block: InvertedResidual) -> int:
+        """Slices of the channels inside; the last one may have channels of zeros."""
+        return -(-block.mid // self.slice_k)
+
+    def parts(self, block: InvertedResidual) -> int:
+        """Blocks of threads that share a tile's filters."""
+        return -(-block.k // self.block_n)
+
+    def grid(self, block: InvertedResidual) -> int:
+        """Blocks of threads."""
+        tiles = -(-block.p // self.tile_rows) * -(-block.q // self.tile_columns)
+        return block.n * tiles * self.parts(block)
+
+    def positions(self, block: InvertedResidual) -> int:
+        """Pixels of x in a tile, with the halo."""
+        high, wide = ((size - 1) * block.stride + block.taps for size in (self.tile_rows, self.tile_columns))
+        return high * wide
+
+    def expand_turns(self, block: InvertedResidual) -> int:
+        """How often a warp expands `expand_m` tiles of 16 pixels, for each slice."""
+        return -(-self.positions(block) // (STEP * self.expand_m * self.warps))
+
+    def stage_bytes(self, block: InvertedResidual) -> int:
+        """A slice of the weights, as the kernel lays it out."""
+        taps = self.slice_k // 2 * tap_words(block) * 4
+        return self.slice_k * row_bytes(block.c) + self.block_n * row_bytes(self.slice_k) + taps + 8 * self.slice_k
+
+    def shared_bytes(self, block: InvertedResidual) -> int:
+        """Shared memory of a block of threads: inverted_residual_layout.cuh."""
+        positions = self.positions(block)
+        slices = self.stages * self.stage_bytes(block) + self.windows * positions * row_bytes(self.slice_k)
+        pixels = self.warps_k * self.tile_rows * self.tile_columns
+        sums = 4 * pixels * (self.block_n if self.block_n % STEP else self.block_n + 8)
+        return positions * row_bytes(block.c) + max(slices, sums)
+
+    def registers(self) -> int:
+        """Sums of y that a thread holds."""
+        return self.rows * self.block_n // 2
+
+    def refusal(self, block: InvertedResidual, shared_limit: int) -> str:
+        """Why the kernel cannot compute a block so; empty if it can."""
+        if self.registers() > MOST_SUMS:
+            return "has more sums than registers"
+        if self.expand_m * self.expand_turns(block) > _MOST_TILES:
+            return "expands more tiles than a register has bits"
+        if self.shared_bytes(block) > shared_limit:
+            return f"needs {self.shared_bytes(block)} bytes of shared memory, of {shared_limit}"
+        return ""
+
+    def parameters(self, block: InvertedResidual, *, dependent: bool) -> dict[str, int]:
+        """The values of `inverted_residual_config.cuh`."""
+        first, second = (ACTIVATIONS.index(word) for word in block.activations)
+        return {
+            "CHANNELS": block.c, "FILTERS": block.k, "HEIGHT": block.h, "WIDTH": block.w, "TAPS": block.taps,
+            "STRIDE": block.stride, "FIRST_ACTIVATION": first, "SECOND_ACTIVATION": second,
+            "HAS_RESIDUAL": int(block.residual), "BFLOAT": int(block.dtype == "bf16"), "DEPENDENT": int(dependent),
+            "OCTETS": self.octets, "ROWS": self.rows, "BANDS": self.bands, "WARPS_K": self.warps_k,
+            "SLICE": self.slice_k, "SLICES": self.slices(block), "WINDOWS": self.windows, "STAGES": self.stages,
+            "EXPAND_M": self.expand_m, "BLOCK_N": self.block_n,
+        }  # fmt: skip
+
+
+def row_bytes(channels: int) -> int:
+    """From row to row of a matrix in shared memory: channels in whole products, and the pad."""
+    return -(-channels // STEP) * STEP * 2 + _PAD
+
+
+def tap_words(block: InvertedResidual) -> int:
+    """Words of a pair of channels' depthwise filters, in whole vectors."""
+    return -(-block.taps * block.taps // 4) * 4

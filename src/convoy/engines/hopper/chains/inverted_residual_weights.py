@@ -1,0 +1,64 @@
+"""Weights of an inverted residual block in the order in which `inverted_residual.cu` copies them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from convoy.engines.hopper.chains.inverted_residual_tile_config import (
+    InvertedResidual,
+    InvertedTile,
+    row_bytes,
+    tap_words,
+)
+
+
+def pack_slices(
+    weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], block: InvertedResidual, tile: InvertedTile
+) -> torch.Tensor:
+    """What a block of threads copies for each slice of the channels inside.
+
+    Args:
+        weights: [mid, c, 1, 1], [mid, 1, taps, taps] and [k, mid, 1, 1].
+        biases: of the first and the second convolution, [mid]; None where one has none.
+        block: the block.
+        tile: the configuration.
+
+    Returns:
+        Bytes [parts, slices, stage_bytes]: rows of the first weight, rows of a part of the last one, taps of pairs of channels,
+        and both biases in fp32.
+    """
+    parts, slices, size = tile.parts(block), tile.slices(block), tile.slice_k
+    more = slices * size - block.mid
+    first, taps, last = (weight.detach() for weight in weights)
+    rows = _padded(F.pad(first.flatten(1), (0, 0, 0, more)), row_bytes(block.c) // 2).reshape(slices, -1)
+    filters = F.pad(last.flatten(1), (0, more, 0, parts * tile.block_n - block.k))
+    filters = filters.reshape(parts, tile.block_n, slices, size).transpose(1, 2)
+    ends = _padded(filters, row_bytes(size) // 2).reshape(parts, slices, -1)
+    pairs = F.pad(taps.flatten(1), (0, tap_words(block) - block.taps * block.taps, 0, more))
+    pairs = pairs.reshape(slices, size // 2, 2, -1).transpose(2, 3).reshape(slices, -1)
+    added = [
+        torch.zeros(block.mid, device=first.device) if bias is None else bias.detach().float() for bias in biases
+    ]
+    both = torch.cat([F.pad(bias, (0, more)).reshape(slices, size) for bias in added], 1).contiguous()
+    middle = [_bytes(each).expand(parts, -1, -1) for each in (rows, pairs, both)]
+    packed = torch.cat([middle[0], _bytes(ends), *middle[1:]], 2).contiguous()
+    assert packed.shape == (parts, slices, tile.stage_bytes(block))
+    return packed
+
+
+def pack_last_bias(bias: torch.Tensor | None, block: InvertedResidual, like: torch.Tensor) -> torch.Tensor:
+    """The last convolution's bias in fp32, zeros where it has none."""
+    if bias is None:
+        return torch.zeros(block.k, dtype=torch.float32, device=like.device)
+    return bias.detach().float().contiguous()
+
+
+def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:
+    return F.pad(rows, (0, length - rows.shape[-1]))
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    return values.contiguous().view(torch.uint8)

@@ -1,0 +1,266 @@
+// An inverted residual block, NHWC, half values, in one launch (docs/kernels/chains.md):
+//
+//   y = project(act(depthwise(act(expand(x) + b1)) + b2)) + b3 + x      1x1, 3x3 or 5x5 of stride 1 or 2, 1x1
+//
+// A block of threads has a tile of y and all channels inside, SLICE of them at a time:
+//
+//      shared memory                             registers of a warp
+//        x        [POSITIONS][CHANNELS]  --->  A \  product, bias, activation
+//        weights  [STAGES][a slice]      --->  B /     |
+//        window   [POSITIONS][SLICE]   <---------------+    nothing outside the image, where the window stays zero
+//           |
+//           +-- 8 channels of 16 pixels, moved by a tap --->  A \  product with the taps on the diagonal, bias, activation
+//                                                                |
+//                                                                v  the result of the product has the place of the next one's A
+//                                             weights ---> B /  product: sums of y, which stay until the last slice
+//
+// The depthwise filter is a product too: of each 8 channels with a diagonal matrix for each tap. ldmatrix takes eight pixels of 16
+// bytes from anywhere, so a tap is another address. It is an eighth full, and still faster than conversions and additions on the
+// ordinary cores; going down a column, rows are kept in registers. The weights of the first slices are under way before the wait for
+// the kernel in front: nobody writes them. Parameters: inverted_residual_config.cuh.
+#include <inverted_residual/inverted_residual_layout.cuh>
+
+DEVICE void load_weights(u32 base, const Tile& tile, const unsigned char* __restrict__ weights, int slice) {
+  u32 stage = base + WEIGHTS + slice % STAGES * STAGE_BYTES;
+  const unsigned char* from = weights + (long long)(tile.part * SLICES + slice) * STAGE_BYTES;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < STAGE_BYTES / 16; i += BLOCK_THREADS) cp_async_16(stage + i * 16, from + i * 16, true);
+}
+
+// The tile of x with its halo, and zeros in the windows where the image has no pixel: nobody writes there later.
+DEVICE void load_pixels(u32 base, const Tile& tile, const Half* __restrict__ x) {
+  enum : int { VECTORS = DEPTH / 8 };
+#pragma unroll 4
+  for (int i = threadIdx.x; i < POSITIONS * VECTORS; i += BLOCK_THREADS) {
+    int position = i / VECTORS, channel = i % VECTORS * 8;
+    bool inside = tile.has(position) && channel < CHANNELS;
+    long long at = (((long long)tile.image * HEIGHT + tile.row(position)) * WIDTH + tile.column(position)) * CHANNELS + channel;
+    cp_async_16(base + position * X_PITCH + channel * 2, x + (inside ? at : 0), inside);
+  }
+  for (int i = threadIdx.x; i < WINDOWS * POSITIONS; i += BLOCK_THREADS) {
+    if (tile.has(i % POSITIONS)) continue;
+#pragma unroll
+    for (int vector = 0; vector < SLICE / 8; vector++) st_shared_v4(base + WINDOW + i * WINDOW_PITCH + vector * 16, uint4{0, 0, 0, 0});
+  }
+}
+
+// Which rows of the tiles that a warp expands are pixels of the image: of a lane's two rows, a bit for each tile.
+struct Inside {
+  u32 rows[2];
+
+  DEVICE_MEMBER Inside(const Tile& tile) {
+    rows[0] = rows[1] = 0;
+    for (int i = 0; i < EXPAND_M * EXPAND_TURNS; i++) {
+      int first = ((i / EXPAND_M * WARPS + threadIdx.x / 32) * EXPAND_M + i % EXPAND_M) * 16 + threadIdx.x % 32 / 4;
+      rows[0] |= (u32)tile.has(first) << i, rows[1] |= (u32)tile.has(first + 8) << i;
+    }
+  }
+};
+
+// The first convolution of a slice.
+DEVICE void expand(u32 base, u32 stage, u32 window, const Inside& inside) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const u32 filter = stage + (lane / 16 * 8 + lane % 8) * X_PITCH + lane / 8 % 2 * 16;
+#pragma unroll 1
+  for (int turn = 0; turn < EXPAND_TURNS; turn++) {
+    const int first = (turn * WARPS + warp) * EXPAND_M;
+    if (first >= EXPAND_TILES) break;
+    float v[EXPAND_M][SLICE / 8][4];
+#pragma unroll
+    for (int n = 0; n < SLICE / 8; n++) {
+      float bias[2];
+      ld_shared_v2(bias, stage + BIAS_AT + (n * 8 + lane % 4 * 2) * 4);
+#pragma unroll
+      for (int m = 0; m < EXPAND_M; m++) v[m][n][0] = v[m][n][2] = bias[0], v[m][n][1] = v[m][n][3] = bias[1];
+    }
+    u32 pixel[EXPAND_M];
+#pragma unroll
+    for (int m = 0; m < EXPAND_M; m++) {
+      int position = (first + m) * 16 + lane % 16;
+      pixel[m] = base + (position < POSITIONS ? position : POSITIONS - 1) * X_PITCH + lane / 16 * 16;
+    }
+#pragma unroll
+    for (int step = 0; step < DEPTH / 16; step++) {
+      u32 a[EXPAND_M][4];
+#pragma unroll
+      for (int m = 0; m < EXPAND_M; m++) ldmatrix_x4(a[m], pixel[m] + step * 32);
+#pragma unroll
+      for (int n = 0; n < SLICE / 8; n += 2) {
+        u32 b[4];
+        ldmatrix_x4(b, filter + n * 8 * X_PITCH + step * 32);
+#pragma unroll
+        for (int m = 0; m < EXPAND_M; m++) {
+          mma_16x8x16<BFLOAT>(v[m][n], a[m], b[0], b[1]);
+          mma_16x8x16<BFLOAT>(v[m][n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < EXPAND_M; m++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        u32 to = window + ((first + m) * 16 + half * 8 + lane / 4) * WINDOW_PITCH + lane % 4 * 4;
+        if (inside.rows[half] >> (turn * EXPAND_M + m) & 1)
+#pragma unroll
+          for (int n = 0; n < SLICE / 8; n++)
+            st_shared_u32(to + n * 16, activate_pair<BFLOAT, FIRST_ACTIVATION>(v[m][n][half * 2], v[m][n][half * 2 + 1]));
+      }
+  }
+}
+
+// Eight channels of a row of the window for both units, moved by each tap of a row of the filter.
+DEVICE void load_row(u32 (&seen)[TAPS][2], u32 at) {
+#pragma unroll
+  for (int tap = 0; tap < TAPS; tap += 2) {
+    u32 v[4];
+    if (tap + 1 < TAPS) ldmatrix_x4(v, at + shift(tap) * WINDOW_PITCH);
+    else ldmatrix_x2(v, at + shift(tap) * WINDOW_PITCH);
+    seen[tap][0] = v[0], seen[tap][1] = v[1];
+    if (tap + 1 < TAPS) seen[tap + 1][0] = v[2], seen[tap + 1][1] = v[3];
+  }
+}
+
+// The depthwise convolution of 8 channels, down the rows of two units. `at`: the lane's row of the window for ldmatrix; `taps`: the
+// lane's two channels; `diagonal`: of these, the one that the lane multiplies by, or none.
+DEVICE void filter(u32 (&filtered)[ROWS][4], int eight, u32 at, u32 taps, u32 bias, u32 diagonal) {
+  enum : int { COUNT = TAPS * TAPS };
+  u32 weight[TAP_WORDS], seen[(ROWS - 1) * STRIDE + TAPS][TAPS][2];
+#pragma unroll
+  for (int i = 0; i < TAP_WORDS; i += 4) {
+    uint4 four = ld_shared_v4(taps + i * 4);
+    weight[i] = four.x & diagonal, weight[i + 1] = four.y & diagonal, weight[i + 2] = four.z & diagonal, weight[i + 3] = four.w & diagonal;
+  }
+  float added[2];
+  ld_shared_v2(added, bias);
+#pragma unroll
+  for (int row = 0; row < ROWS; row++) {
+#pragma unroll
+    for (int i = row ? (row - 1) * STRIDE + TAPS : 0; i < row * STRIDE + TAPS; i++) load_row(seen[i], at + i * IN_COLUMNS * WINDOW_PITCH);
+    float d[4] = {added[0], added[1], added[0], added[1]};
+#pragma unroll
+    for (int i = 0; i + 1 < COUNT; i += 2) {
+      const u32(&low)[2] = seen[row * STRIDE + i / TAPS][i % TAPS], (&high)[2] = seen[row * STRIDE + (i + 1) / TAPS][(i + 1) % TAPS];
+      const u32 a[4] = {low[0], low[1], high[0], high[1]};
+      mma_16x8x16<BFLOAT>(d, a, weight[i], weight[i + 1]);
+    }
+    const u32(&last)[2] = seen[row * STRIDE + TAPS - 1][TAPS - 1];
+    mma_16x8x8<BFLOAT>(d, last[0], last[1], weight[COUNT - 1]);
+    filtered[row][eight * 2] = activate_pair<BFLOAT, SECOND_ACTIVATION>(d[0], d[1]);
+    filtered[row][eight * 2 + 1] = activate_pair<BFLOAT, SECOND_ACTIVATION>(d[2], d[3]);
+  }
+}
+
+typedef float Sums[ROWS][BLOCK_N / 8][4];
+
+// A warp's steps of 16 channels of a slice: the depthwise convolution, and its part of the last one's sums.
+DEVICE void filter_and_project(Sums& sums, u32 stage, u32 window) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, unit = warp % PAIRS * 2 + lane / 8 % 2, pair = lane / 8;
+  const u32 diagonal = lane % 4 != pair ? 0u : lane / 4 % 2 ? 0xffff0000u : 0x0000ffffu;
+  const u32 at = window + (unit / OCTETS * (ROWS * STRIDE * IN_COLUMNS) + unit % OCTETS * 8 + lane % 8 + lane / 16 * shift(1)) * WINDOW_PITCH;
+#pragma unroll 1
+  for (int step = warp / PAIRS; step < SLICE / 16; step += WARPS_K) {
+    u32 filtered[ROWS][4];
+#pragma unroll
+    for (int eight = 0; eight < 2; eight++) {
+      const int channel = step * 16 + eight * 8;
+      filter(filtered, eight, at + channel * 2, stage + TAPS_AT + (channel / 2 + pair) * (TAP_WORDS * 4),
+             stage + BIAS_AT + (SLICE + channel + lane % 4 * 2) * 4, diagonal);
+    }
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; n += 2) {
+      u32 b[4];
+      const u32 last = stage + LAST_AT + (n * 8 + lane % 8) * WINDOW_PITCH + lane / 8 % 2 * 16 + step * 32;
+      if (n + 1 < BLOCK_N / 8) ldmatrix_x4(b, last + lane / 16 * 8 * WINDOW_PITCH);
+      else ldmatrix_x2(b, last);
+#pragma unroll
+      for (int row = 0; row < ROWS; row++) {
+        mma_16x8x16<BFLOAT>(sums[row][n], filtered[row], b[0], b[1]);
+        if (n + 1 < BLOCK_N / 8) mma_16x8x16<BFLOAT>(sums[row][n + 1], filtered[row], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// A warp's sums, to shared memory: [WARPS_K][unit][row][column of the octet].
+DEVICE void keep(u32 base, const Sums& sums) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int first = (warp / PAIRS * 2 * PAIRS + warp % PAIRS * 2) * (ROWS * 8) + lane / 4;
+#pragma unroll
+  for (int row = 0; row < ROWS; row++)
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; n++)
+#pragma unroll
+      for (int unit = 0; unit < 2; unit++) {
+        u32 to = base + WEIGHTS + (first + (unit * ROWS + row) * 8) * SUM_PITCH + (n * 8 + lane % 4 * 2) * 4;
+        st_shared_v2(to, float_as_u32(sums[row][n][unit * 2]), float_as_u32(sums[row][n][unit * 2 + 1]));
+      }
+}
+
+// The sums of all warps along the channels, in one order, with bias and residual.
+DEVICE void store(u32 base, const Tile& tile, const float* __restrict__ bias, uint4* __restrict__ y) {
+  enum : int { VECTORS = BLOCK_N / 8, UNIT_ROWS = 2 * PAIRS * ROWS * 8 };
+  const int top = (tile.top + TAPS / 2) / STRIDE, left = (tile.left + TAPS / 2) / STRIDE;
+  for (int i = threadIdx.x; i < TILE_ROWS * TILE_COLUMNS * VECTORS; i += BLOCK_THREADS) {
+    int pixel = i / VECTORS, column = pixel % TILE_COLUMNS, row = pixel / TILE_COLUMNS, filter = tile.part * BLOCK_N + i % VECTORS * 8;
+    if (top + row >= OUT_HEIGHT || left + column >= OUT_WIDTH || filter >= FILTERS) continue;
+    int place = ((row / ROWS * OCTETS + column / 8) * ROWS + row % ROWS) * 8 + column % 8;
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = bias[filter + j];
+#pragma unroll
+    for (int k = 0; k < WARPS_K; k++)
+#pragma unroll
+      for (int j = 0; j < 8; j += 4) {
+        float four[4];
+        ld_shared_v4(four, base + WEIGHTS + (k * UNIT_ROWS + place) * SUM_PITCH + (i % VECTORS * 8 + j) * 4);
+#pragma unroll
+        for (int l = 0; l < 4; l++) v[j + l] += four[l];
+      }
+    if constexpr (HAS_RESIDUAL) {
+      uint4 x = ld_shared_v4(base + ((row + TAPS / 2) * IN_COLUMNS + column + TAPS / 2) * X_PITCH + filter * 2);
+      const u32 pairs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] += half_to_float<BFLOAT>((u16)(pairs[j / 2] >> 16 * (j % 2) & 0xffff));
+    }
+    long long at = ((long long)tile.image * OUT_HEIGHT + top + row) * OUT_WIDTH + left + column;
+    y[(at * FILTERS + filter) / 8] = {pack_pair<BFLOAT>(v[0], v[1]), pack_pair<BFLOAT>(v[2], v[3]), pack_pair<BFLOAT>(v[4], v[5]),
+                                      pack_pair<BFLOAT>(v[6], v[7])};
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, MIN_BLOCKS)
+    inverted_residual(const Half* __restrict__ x, const unsigned char* __restrict__ weights, const float* __restrict__ bias,
+                      uint4* __restrict__ y) {
+  SHARED_MEMORY;
+  const Tile tile;
+  const u32 base = shared_address(shared_memory);
+#pragma unroll
+  for (int slice = 0; slice < AHEAD; slice++)
+    if (slice < SLICES) load_weights(base, tile, weights, slice);
+  if constexpr (DEPENDENT) {
+    griddep_wait();
+    griddep_launch_dependents();
+  }
+  load_pixels(base, tile, x);
+  cp_async_commit_group();
+  const Inside inside(tile);
+  Sums sums = {};
+#pragma unroll 1
+  for (int slice = 0; slice < SLICES + WINDOWS - 1; slice++) {
+    if (slice == 0) cp_async_wait_group<0>();
+    else cp_async_wait_group<AHEAD - 1>();
+    __syncthreads();  // this slice's weights are there; nobody reads the stage and the window that are filled next
+    if (slice + AHEAD < SLICES) load_weights(base, tile, weights, slice + AHEAD);
+    cp_async_commit_group();
+    if (slice < SLICES)
+      expand(base, base + WEIGHTS + slice % STAGES * STAGE_BYTES, base + WINDOW + slice % WINDOWS * WINDOW_BYTES, inside);
+    if constexpr (WINDOWS == 1) __syncthreads();
+    const int before = slice - (WINDOWS - 1);
+    if (before >= 0)
+      filter_and_project(sums, base + WEIGHTS + before % STAGES * STAGE_BYTES, base + WINDOW + before % WINDOWS * WINDOW_BYTES);
+  }
+  __syncthreads();
+  keep(base, sums);
+  __syncthreads();
+  store(base, tile, bias, y);
+}

@@ -17,6 +17,8 @@ import numpy as np
 from convoy.engines.base import Engine
 from convoy.engines.hopper.chains.bottleneck_problem import subgraph_of
 from convoy.engines.hopper.chains.bottleneck_tile_config import Bottleneck
+from convoy.engines.hopper.chains.inverted_residual_problem import inverted_subgraph
+from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedResidual
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import InputError
 from convoy.problem import (
@@ -73,6 +75,7 @@ CLAIMS = {
     "cuda.gated_1x1": ("piece",),
     "triton.merged": ("piece",),
     "cuda.bottleneck": ("piece",),
+    "cuda.inverted_residual": ("piece",),
     "cuda.fusion": ("piece",),
     "cuda.layout": (),
     "triton.dgrad": ("dgrad",),
@@ -381,6 +384,18 @@ def _bottlenecks(draw: random.Random) -> Problem:
     return subgraph_of(block, biased=draw.random() < 0.8)
 
 
+def _inverted_residuals(draw: random.Random) -> Problem:
+    c, mid, k = (8 * draw.choice((1, 2, 2, 3, 4, most)) for most in (9, 20, 9))
+    stride, taps = draw.choice((1, 1, 2)), draw.choice((3, 3, 5))
+    words = "relu6", "relu", "silu", "hardswish", "none", "hardsigmoid"
+    residual = stride == 1 and draw.random() < 0.5
+    block = InvertedResidual(
+        draw.randint(1, 3), draw.randint(1, 20), draw.randint(1, 24), c, mid, c if residual else k, taps, stride,
+        draw.choice(("fp16", "bf16")), (draw.choice(words), draw.choice(words)), residual,
+    )  # fmt: skip
+    return inverted_subgraph(block, biased=draw.random() < 0.8)
+
+
 def _concatenations(draw: random.Random) -> Problem:
     """Two to five values along channels, at times one of them twice."""
     n, _, h, w = _image(draw)
@@ -566,6 +581,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "poolings' gradients": _pooling_gradients,
     "parallel": _parallel,
     "bottlenecks": _bottlenecks,
+    "inverted residuals": _inverted_residuals,
     "concatenations": _concatenations,
     "channels scaled": _scaled,
     "layer norms": _layer_norms,

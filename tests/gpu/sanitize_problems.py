@@ -15,6 +15,8 @@ import numpy as np
 from convoy.engines.base import Engine, Knobs
 from convoy.engines.hopper.chains.bottleneck_problem import subgraph_of
 from convoy.engines.hopper.chains.bottleneck_tile_config import Bottleneck
+from convoy.engines.hopper.chains.inverted_residual_problem import inverted_subgraph
+from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedResidual
 from convoy.problem import (
     ConvProblem,
     Epilogue,
@@ -86,6 +88,14 @@ BOTTLENECKS = [
     Bottleneck(2, 9, 28, 64, 128, 64, "bf16", RELU, "x"),
     Bottleneck(1, 5, 9, 128, 64, 128, "fp16", ("silu", "none", "relu"), "x"),
 ]
+RELU6 = ("relu6", "relu6")
+INVERTED = [
+    InvertedResidual(1, 28, 28, 16, 96, 24, 3, 2, "fp16", RELU6, False),
+    InvertedResidual(2, 14, 19, 24, 144, 24, 3, 1, "bf16", RELU6, True),
+    InvertedResidual(2, 7, 7, 64, 192, 96, 3, 1, "fp16", ("silu", "silu"), False),
+    InvertedResidual(1, 13, 9, 40, 120, 40, 5, 1, "bf16", ("hardswish", "hardswish"), True),
+    InvertedResidual(3, 15, 11, 32, 72, 160, 5, 2, "fp16", ("relu", "none"), False),
+]
 KINDS = [("fp16", "half"), ("fp32", "as_torch"), ("bf16", "half"), ("fp32", "strict")]
 
 LEAST_SHAPES = 30
@@ -114,6 +124,7 @@ COOPERATION = frozenset(
         "split",
         "splits",
         "staged",
+        "windows",
     }
 )
 """Number knobs by which blocks, warps or copies work together: more than one, or none, is another kind of setting."""
@@ -123,7 +134,7 @@ MOST_WRITTEN = 2000
 
 PIECES = (
     *("cuda.bottleneck", "cuda.fusion", "cuda.layout", "triton.batch_norm", "triton.group_norm", "triton.merged"),
-    *("triton.pool_backward", "triton.pooling", "cuda.squeeze_excitation", "cuda.gated_1x1"),
+    *("triton.pool_backward", "triton.pooling", "cuda.squeeze_excitation", "cuda.gated_1x1", "cuda.inverted_residual"),
 )
 """Engines of pieces of the graph."""
 
@@ -224,6 +235,8 @@ def pieces(name: str) -> Iterator[Problem]:
     elif name == "cuda.bottleneck":
         for block, residual in product(BOTTLENECKS, ("x", "other", "none")):
             yield subgraph_of(replace(block, residual=residual))
+    elif name == "cuda.inverted_residual":
+        yield from map(inverted_subgraph, INVERTED)
     elif name == "cuda.fusion":
         yield from fusion_cases.CASES.values()
     elif name == "cuda.layout":

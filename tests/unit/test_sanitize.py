@@ -33,6 +33,7 @@ HALF_OR_FULL = {
             "cuda.first_layer",
             "cuda.fresh",
             "cuda.gated_1x1",
+            "cuda.inverted_residual",
             "cuda.wgrad",
             "pruned.sparse24",
             "pruned.blocks",

@@ -22,6 +22,7 @@ OTHERS = (
     "triton.merged",
     "cuda.wgrad",
     "cuda.bottleneck",
+    "cuda.inverted_residual",
     "triton.conv3d",
 )
 ENGINES = [n for n in MANIFEST if n.startswith(("triton.", "cuda.")) and n not in OTHERS and ".pool" not in n]

@@ -23,7 +23,7 @@ from convoy.engines.hopper.chains.inverted_residual_problem import (
 )
 from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedResidual, InvertedTile
 from convoy.engines.hopper.chains.inverted_residual_weights import pack_last_bias, pack_slices
-from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer
+from convoy.engines.hopper.nvrtc_kernel import Function, SpillError, compile_cubin, pointer
 from convoy.engines.hopper.nvrtc_source import DIVIDING, kernel_source, nvrtc_options
 from convoy.errors import InputError, LaunchError
 from convoy.problem import Knobs, Problem, SubgraphProblem
@@ -53,10 +53,20 @@ class InvertedResidualExecutable(Executable):
         if refusal := tile.refusal(block, _shared_limit(target)):
             raise InputError("knobs", str(tile.knobs), f"a tile configuration that fits; this one {refusal}")
         self.problem, self.tile, self.dependent = problem, tile, target.capability >= 90
-        divides = next((word for word in block.activations if word in DIVIDING), "none")
-        source = kernel_source("inverted_residual", tile.parameters(block, dependent=self.dependent))
-        cubin, self.log = compile_cubin(engine, source, target, nvrtc_options(divides, block.dtype))
+        cubin, self.log = self._compiled(engine, target)
         self.function = Function(engine, cubin, "inverted_residual", tile.shared_bytes(block))
+
+    def _compiled(self, engine: str, target: Target) -> tuple[bytes, str]:
+        """Compile for as many blocks as a multiprocessor may have; where that spills registers, for one."""
+        block = self.problem.block
+        parameters = self.tile.parameters(block, hopper=self.dependent)
+        divides = next((word for word in block.activations if word in DIVIDING), "none")
+        options = nvrtc_options(divides, block.dtype)
+        try:
+            return compile_cubin(engine, kernel_source("inverted_residual", parameters), target, options)
+        except SpillError:
+            fewer = kernel_source("inverted_residual", {**parameters, "MIN_BLOCKS": 1})
+            return compile_cubin(engine, fewer, target, options)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The slices of the weights as the kernel copies them, and the last bias in fp32."""

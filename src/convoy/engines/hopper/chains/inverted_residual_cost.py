@@ -1,4 +1,4 @@
-"""Which tile configurations of `inverted_residual.cu` are worth measuring, by an estimate. Its constants await a fit to measured times.
+"""Which tile configurations of `inverted_residual.cu` are worth measuring, by an estimate that no measured time was fitted to.
 
 A multiprocessor's time is the largest of three: products, instructions, and shared memory traffic, each counted for one block of
 threads; a block alone takes as long as its slices' dependent steps.
@@ -28,24 +28,17 @@ _PRODUCT_CLOCKS: Final = 1.66
 
 _LAUNCH_US: Final = 2.6
 _BLOCK_CLOCKS: Final = 1500.0
-_SLICE_CLOCKS: Final = 150.0
-_TURN_CLOCKS: Final = 120.0
-_STEP_CLOCKS: Final = 260.0
-"""Launch; the first copies and the stores of a block; barriers of a slice; latency of a turn of `expand` and of a step of 16
-channels of the depthwise filter."""
+_BARRIER_CLOCKS: Final = 60.0
+_LATENCY_CLOCKS: Final = 33.0
+"""Launch; the first copies and the stores of a block of threads; a barrier; a product or a load that the next one waits for."""
 
 _OVERLAP: Final = 1.25
 """How much longer than the largest of the three kinds of work."""
 
 _WEIGHT_BYTES_US: Final = 4.0e6
 _MEMORY_BYTES_US: Final = 3.0e6
-"""From the L2 cache, and from memory."""
-
-_REGISTERS: Final = 96
-_MOST_THREADS: Final = 2048
-_SM_BYTES: Final = {False: 100 << 10, True: 228 << 10}
-"""Registers of a thread besides its sums; threads and shared memory of a multiprocessor, before capability 9.0 (the least of
-8.0 to 8.9) and from it."""
+_COPY_BYTES_CLOCK: Final = 24.0
+"""From the L2 cache for all multiprocessors, from memory, and for one block of threads."""
 
 _MOST: Final = 16
 _ALIKE: Final = 2
@@ -65,46 +58,54 @@ class _Work:
         return sum(each**4 for each in (self.products, self.instructions, self.shared)) ** 0.25
 
 
-def _slice_work(block: InvertedResidual, tile: InvertedTile) -> _Work:
-    """Of one slice: 16 pixels by 8 channels of the expanded values, of the filtered ones, and of y."""
+def _expand_work(block: InvertedResidual, tile: InvertedTile) -> _Work:
+    """Of a slice's expanded values, in tiles of 16 pixels by 8 channels."""
     steps, depth = tile.slice_k // STEP, -(-block.c // STEP)
     tiles = -(-tile.positions(block) // STEP)
-    pairs, taps = tile.warps // tile.warps_k, block.taps * block.taps
-    seen = (tile.rows - 1) * block.stride + block.taps
-    filtered, last = 2 * pairs * steps, pairs * steps * (-(-tile.block_n // STEP))
-    products = tiles * 2 * steps * depth + filtered * tile.rows * taps / 2 + 2 * last * tile.rows
-    loaded = tiles * depth * (1 + steps / tile.expand_m) + filtered * seen * block.taps / 2 + last
-    wide = 1 + sum(word not in ("relu", "relu6", "none") for word in block.activations) * 8
-    instructions = products + loaded + tiles * 2 * steps * (5 + 2 * wide)
-    instructions += filtered * (14 + 2 * taps + tile.rows * (4 + 2 * wide))
-    shared = 4 * loaded + tiles * 4 * steps + filtered * taps / 2
-    return _Work(products * _PRODUCT_CLOCKS, instructions / 4, shared)
+    products = tiles * 2 * steps * depth
+    loaded = tiles * depth * (1 + steps / tile.expand_m)
+    instructions = products + loaded + tiles * 2 * steps * (7 + 2 * _wide(block.activations[0]))
+    return _Work(products * _PRODUCT_CLOCKS, instructions / 4, 4 * loaded + tiles * 4 * steps)
+
+
+def _filter_work(block: InvertedResidual, tile: InvertedTile) -> _Work:
+    """Of a slice's filtered values, and of their part of y."""
+    steps, taps = tile.slice_k // STEP, block.taps * block.taps
+    pairs, seen = tile.warps // tile.warps_k, (tile.rows - 1) * block.stride + block.taps
+    filtered, last = 2 * pairs * steps, pairs * steps * -(-tile.block_n // STEP)
+    products = filtered * tile.rows * taps / 2 + 2 * last * tile.rows
+    loaded = filtered * seen * block.taps / 2 + last
+    instructions = products + loaded + filtered * (14 + 1.5 * taps + tile.rows * (6 + 2 * _wide(block.activations[1])))
+    return _Work(products * _PRODUCT_CLOCKS, instructions / 4, 4 * loaded + filtered * taps / 2)
+
+
+def _wide(activation: str) -> float:
+    """Instructions for a pair of values: those that begin or end with zero and six take one each."""
+    return {"none": 1.0, "relu": 1.0, "relu6": 2.0}.get(activation, 16.0)
 
 
 def _alone(block: InvertedResidual, tile: InvertedTile) -> float:
-    """Clocks of a block of threads whose multiprocessor has no other."""
-    turns = tile.expand_turns(block) * (_TURN_CLOCKS + 20 * -(-block.c // STEP))
-    steps = tile.slice_k // (STEP * tile.warps_k) * (_STEP_CLOCKS + 24 * tile.rows * (1 + tile.block_n / 32))
-    own = turns + steps if tile.windows == 1 else max(turns, steps) + 0.6 * min(turns, steps)
-    copies = tile.stage_bytes(block) / 24
-    return tile.slices(block) * max(own + _SLICE_CLOCKS * (3 - tile.windows), copies) + _BLOCK_CLOCKS
-
-
-def blocks_per_sm(block: InvertedResidual, tile: InvertedTile, *, hopper: bool) -> int:
-    """Blocks of threads that a multiprocessor has at one time."""
-    threads = 32 * tile.warps
-    registers = -(-(tile.registers() + _REGISTERS) // 8) * 8 * threads
-    shared = _SM_BYTES[hopper] // (tile.shared_bytes(block) + 1024)
-    return max(1, min(shared, 65536 // registers, _MOST_THREADS // threads, 32))
+    """Clocks of a block that has a multiprocessor alone: its work on the scheduler with most warps, and latencies."""
+    share = 4 * -(-tile.warps // 4) / tile.warps
+    depth = -(-block.c // STEP)
+    turns = tile.expand_turns(block) * (3 + depth) * _LATENCY_CLOCKS
+    steps = tile.slice_k // (STEP * tile.warps_k) * (6 + block.taps * block.taps / 4) * _LATENCY_CLOCKS
+    turns += _expand_work(block, tile).clocks() * share
+    steps += _filter_work(block, tile).clocks() * share
+    own = turns + steps + 2 * _BARRIER_CLOCKS
+    if tile.windows == 2:  # warps that have expanded their tiles go on
+        own = turns + steps - 0.25 * min(turns, steps) + _BARRIER_CLOCKS
+    copies = tile.stage_bytes(block) / _COPY_BYTES_CLOCK
+    return tile.slices(block) * max(own, copies) + _BLOCK_CLOCKS
 
 
 def estimate_inverted_us(block: InvertedResidual, tile: InvertedTile, units: int, *, hopper: bool = True) -> float:
     """Estimated microseconds of a launch: rounds of blocks or all blocks' work, and the traffic of weights and of memory."""
     grid, slices = tile.grid(block), tile.slices(block)
-    beside = blocks_per_sm(block, tile, hopper=hopper)
-    work = slices * _slice_work(block, tile).clocks() * _OVERLAP + tile.positions(block) * row_bytes(block.c) / 100
+    work = slices * (_expand_work(block, tile).clocks() + _filter_work(block, tile).clocks()) * _OVERLAP
+    work += tile.positions(block) * row_bytes(block.c) / 100
     each = -(-grid // units)
-    rounds = -(-each // beside)
+    rounds = -(-each // tile.blocks_per_sm(block, hopper=hopper))
     busy = max(rounds * _alone(block, tile), each * work) / _CLOCKS_US
     weights = grid * slices * tile.stage_bytes(block) / _WEIGHT_BYTES_US
     return _LAUNCH_US + math.hypot(max(busy, weights), block.bytes_min / _MEMORY_BYTES_US)
@@ -133,7 +134,7 @@ def inverted_tiles(
 def _candidates(block: InvertedResidual) -> Iterator[InvertedTile]:
     widest = -(-block.q // 8)
     octets = sorted({-(-widest // parts) for parts in range(1, widest + 1)})
-    for across, rows, bands, warps_k in product(octets, range(1, 9), range(1, 17), (1, 2, 4)):
+    for across, rows, bands, warps_k in product(octets, range(1, 8), range(1, 17), (1, 2, 4)):
         warps = across * bands // 2 * warps_k
         if across * bands % 2 or not 0 < warps <= MOST_WARPS or (rows * (bands - 1) >= block.p and bands > 2):
             continue

@@ -16,9 +16,7 @@ from convoy.regions.epilogue import chains
 from convoy.regions.inverted import LAYOUT, inverted_regions
 from convoy.regions.region import Region
 
-_TAKES: Final = (
-    "computes a 1x1, a depthwise 3x3 or 5x5 and a 1x1 convolution that follow each other, fp16 or bf16 with constant weights"
-)
+_TAKES: Final = "computes 1x1, depthwise 3x3 or 5x5, and 1x1 convolutions in a row, fp16 or bf16 with constant weights"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,17 @@ MOST_WARPS: Final = 16
 _MOST_TILES: Final = 32
 """Tiles of 16 pixels that a warp expands: one bit of a register for each."""
 
+_EXPANDING: Final = 64
+_FILTERING: Final = 56
+_A_ROW: Final = 12
+"""Registers of a thread besides its sums (NVRTC 13.0): beside what it expands; while it filters, and for each row of a unit."""
+
+_MOST_REGISTERS: Final = 255
+_SM_REGISTERS: Final = 65536
+_SM_THREADS: Final = 2048
+_SM_BYTES: Final = {False: 100 << 10, True: 228 << 10}
+"""Of a multiprocessor; shared memory before capability 9.0 (the least of 8.0 to 8.9), and from it."""
+
 _PAD: Final = 16
 """Bytes behind each row in shared memory, so that rows begin in different banks."""
 
@@ -125,7 +136,9 @@ class InvertedTile:
         names = "octets", "rows", "bands", "warps_k", "slice_k", "windows", "stages", "expand_m", "block_n"
         tile = cls(*(knobs.integer(name) for name in names))
         right = min(tile.octets, tile.rows, tile.bands, tile.warps_k, tile.slice_k, tile.block_n) >= 1
-        right = right and tile.octets * tile.bands % 2 == 0 and tile.warps <= MOST_WARPS and tile.block_n % CHANNELS == 0
+        right = (
+            right and tile.octets * tile.bands % 2 == 0 and tile.warps <= MOST_WARPS and tile.block_n % CHANNELS == 0
+        )
         right = right and tile.slice_k % (STEP * tile.warps_k) == 0 and tile.windows in (1, 2)
         if not (right and tile.windows < tile.stages <= 6 and tile.expand_m in (1, 2)):
             raise InputError(
@@ -185,30 +198,44 @@ class InvertedTile:
         sums = 4 * pixels * (self.block_n if self.block_n % STEP else self.block_n + 8)
         return positions * row_bytes(block.c) + max(slices, sums)
 
-    def registers(self) -> int:
+    @property
+    def sums(self) -> int:
         """Sums of y that a thread holds."""
         return self.rows * self.block_n // 2
 
+    def registers(self, block: InvertedResidual) -> int:
+        """Registers that a thread needs, about."""
+        filtering = _FILTERING + _A_ROW * self.rows + 6 * (block.taps * block.taps - 9)
+        return self.sums + max(_EXPANDING + self.expand_m * self.slice_k // 2, filtering)
+
+    def blocks_per_sm(self, block: InvertedResidual, *, hopper: bool) -> int:
+        """Blocks of threads that a multiprocessor has at one time; the compiler keeps registers for as many."""
+        threads = 32 * self.warps
+        shared = _SM_BYTES[hopper] // (self.shared_bytes(block) + 1024)
+        return max(1, min(shared, _SM_REGISTERS // (threads * self.registers(block)), _SM_THREADS // threads, 32))
+
     def refusal(self, block: InvertedResidual, shared_limit: int) -> str:
         """Why the kernel cannot compute a block so; empty if it can."""
-        if self.registers() > MOST_SUMS:
-            return "has more sums than registers"
+        most = min(_MOST_REGISTERS, _SM_REGISTERS // (32 * self.warps))
+        if self.sums > MOST_SUMS or self.registers(block) > most:
+            return f"needs {self.registers(block)} registers, of {most}"
         if self.expand_m * self.expand_turns(block) > _MOST_TILES:
             return "expands more tiles than a register has bits"
         if self.shared_bytes(block) > shared_limit:
             return f"needs {self.shared_bytes(block)} bytes of shared memory, of {shared_limit}"
         return ""
 
-    def parameters(self, block: InvertedResidual, *, dependent: bool) -> dict[str, int]:
-        """The values of `inverted_residual_config.cuh`."""
+    def parameters(self, block: InvertedResidual, *, hopper: bool) -> dict[str, int]:
+        """The values of `inverted_residual_config.cuh`; capability 9.0 and newer launches dependent kernels early."""
         first, second = (ACTIVATIONS.index(word) for word in block.activations)
         return {
             "CHANNELS": block.c, "FILTERS": block.k, "HEIGHT": block.h, "WIDTH": block.w, "TAPS": block.taps,
             "STRIDE": block.stride, "FIRST_ACTIVATION": first, "SECOND_ACTIVATION": second,
-            "HAS_RESIDUAL": int(block.residual), "BFLOAT": int(block.dtype == "bf16"), "DEPENDENT": int(dependent),
+            "HAS_RESIDUAL": int(block.residual), "BFLOAT": int(block.dtype == "bf16"), "DEPENDENT": int(hopper),
             "OCTETS": self.octets, "ROWS": self.rows, "BANDS": self.bands, "WARPS_K": self.warps_k,
             "SLICE": self.slice_k, "SLICES": self.slices(block), "WINDOWS": self.windows, "STAGES": self.stages,
             "EXPAND_M": self.expand_m, "BLOCK_N": self.block_n,
+            "MIN_BLOCKS": self.blocks_per_sm(block, hopper=hopper),
         }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import pad
 
 from convoy.engines.hopper.chains.inverted_residual_tile_config import (
     InvertedResidual,
@@ -33,16 +33,14 @@ def pack_slices(
     parts, slices, size = tile.parts(block), tile.slices(block), tile.slice_k
     more = slices * size - block.mid
     first, taps, last = (weight.detach() for weight in weights)
-    rows = _padded(F.pad(first.flatten(1), (0, 0, 0, more)), row_bytes(block.c) // 2).reshape(slices, -1)
-    filters = F.pad(last.flatten(1), (0, more, 0, parts * tile.block_n - block.k))
+    rows = _padded(pad(first.flatten(1), (0, 0, 0, more)), row_bytes(block.c) // 2).reshape(slices, -1)
+    filters = pad(last.flatten(1), (0, more, 0, parts * tile.block_n - block.k))
     filters = filters.reshape(parts, tile.block_n, slices, size).transpose(1, 2)
     ends = _padded(filters, row_bytes(size) // 2).reshape(parts, slices, -1)
-    pairs = F.pad(taps.flatten(1), (0, tap_words(block) - block.taps * block.taps, 0, more))
+    pairs = pad(taps.flatten(1), (0, tap_words(block) - block.taps * block.taps, 0, more))
     pairs = pairs.reshape(slices, size // 2, 2, -1).transpose(2, 3).reshape(slices, -1)
-    added = [
-        torch.zeros(block.mid, device=first.device) if bias is None else bias.detach().float() for bias in biases
-    ]
-    both = torch.cat([F.pad(bias, (0, more)).reshape(slices, size) for bias in added], 1).contiguous()
+    added = [torch.zeros(block.mid, device=first.device) if bias is None else bias.detach().float() for bias in biases]
+    both = torch.cat([pad(bias, (0, more)).reshape(slices, size) for bias in added], 1).contiguous()
     middle = [_bytes(each).expand(parts, -1, -1) for each in (rows, pairs, both)]
     packed = torch.cat([middle[0], _bytes(ends), *middle[1:]], 2).contiguous()
     assert packed.shape == (parts, slices, tile.stage_bytes(block))
@@ -57,7 +55,7 @@ def pack_last_bias(bias: torch.Tensor | None, block: InvertedResidual, like: tor
 
 
 def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:
-    return F.pad(rows, (0, length - rows.shape[-1]))
+    return pad(rows, (0, length - rows.shape[-1]))
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:

@@ -31,13 +31,13 @@ DEVICE void load_weights(u32 base, const Tile& tile, const unsigned char* __rest
 DEVICE void load_pixels(u32 base, const Tile& tile, const Half* __restrict__ x) {
   enum : int { VECTORS = DEPTH / 8 };
 #pragma unroll 4
-  for (int i = threadIdx.x; i < POSITIONS * VECTORS; i += BLOCK_THREADS) {
-    int position = i / VECTORS, channel = i % VECTORS * 8;
+  for (u32 i = threadIdx.x; i < POSITIONS * VECTORS; i += BLOCK_THREADS) {
+    u32 position = i / VECTORS, channel = i % VECTORS * 8;
     bool inside = tile.has(position) && channel < CHANNELS;
     long long at = (((long long)tile.image * HEIGHT + tile.row(position)) * WIDTH + tile.column(position)) * CHANNELS + channel;
     cp_async_16(base + position * X_PITCH + channel * 2, x + (inside ? at : 0), inside);
   }
-  for (int i = threadIdx.x; i < WINDOWS * POSITIONS; i += BLOCK_THREADS) {
+  for (u32 i = threadIdx.x; i < WINDOWS * POSITIONS; i += BLOCK_THREADS) {
     if (tile.has(i % POSITIONS)) continue;
 #pragma unroll
     for (int vector = 0; vector < SLICE / 8; vector++) st_shared_v4(base + WINDOW + i * WINDOW_PITCH + vector * 16, uint4{0, 0, 0, 0});
@@ -51,7 +51,7 @@ struct Inside {
   DEVICE_MEMBER Inside(const Tile& tile) {
     rows[0] = rows[1] = 0;
     for (int i = 0; i < EXPAND_M * EXPAND_TURNS; i++) {
-      int first = ((i / EXPAND_M * WARPS + threadIdx.x / 32) * EXPAND_M + i % EXPAND_M) * 16 + threadIdx.x % 32 / 4;
+      u32 first = ((i / EXPAND_M * WARPS + threadIdx.x / 32) * EXPAND_M + i % EXPAND_M) * 16 + threadIdx.x % 32 / 4;
       rows[0] |= (u32)tile.has(first) << i, rows[1] |= (u32)tile.has(first + 8) << i;
     }
   }
@@ -79,7 +79,7 @@ DEVICE void expand(u32 base, u32 stage, u32 window, const Inside& inside) {
       int position = (first + m) * 16 + lane % 16;
       pixel[m] = base + (position < POSITIONS ? position : POSITIONS - 1) * X_PITCH + lane / 16 * 16;
     }
-#pragma unroll
+#pragma unroll(EXPAND_UNROLL)
     for (int step = 0; step < DEPTH / 16; step++) {
       u32 a[EXPAND_M][4];
 #pragma unroll
@@ -197,16 +197,17 @@ DEVICE void keep(u32 base, const Sums& sums) {
 }
 
 // The sums of all warps along the channels, in one order, with bias and residual.
-DEVICE void store(u32 base, const Tile& tile, const float* __restrict__ bias, uint4* __restrict__ y) {
+DEVICE void store(u32 base, const Tile& tile, const uint4* __restrict__ bias, uint4* __restrict__ y) {
   enum : int { VECTORS = BLOCK_N / 8, UNIT_ROWS = 2 * PAIRS * ROWS * 8 };
   const int top = (tile.top + TAPS / 2) / STRIDE, left = (tile.left + TAPS / 2) / STRIDE;
-  for (int i = threadIdx.x; i < TILE_ROWS * TILE_COLUMNS * VECTORS; i += BLOCK_THREADS) {
-    int pixel = i / VECTORS, column = pixel % TILE_COLUMNS, row = pixel / TILE_COLUMNS, filter = tile.part * BLOCK_N + i % VECTORS * 8;
+  for (u32 i = threadIdx.x; i < TILE_ROWS * TILE_COLUMNS * VECTORS; i += BLOCK_THREADS) {
+    const int pixel = i / VECTORS, column = pixel % TILE_COLUMNS, row = pixel / TILE_COLUMNS;
+    const int filter = tile.part * BLOCK_N + i % VECTORS * 8;
     if (top + row >= OUT_HEIGHT || left + column >= OUT_WIDTH || filter >= FILTERS) continue;
     int place = ((row / ROWS * OCTETS + column / 8) * ROWS + row % ROWS) * 8 + column % 8;
-    float v[8];
-#pragma unroll
-    for (int j = 0; j < 8; j++) v[j] = bias[filter + j];
+    const uint4 low = bias[filter / 4], high = bias[filter / 4 + 1];
+    float v[8] = {u32_as_float(low.x), u32_as_float(low.y), u32_as_float(low.z), u32_as_float(low.w),
+                  u32_as_float(high.x), u32_as_float(high.y), u32_as_float(high.z), u32_as_float(high.w)};
 #pragma unroll
     for (int k = 0; k < WARPS_K; k++)
 #pragma unroll
@@ -229,7 +230,7 @@ DEVICE void store(u32 base, const Tile& tile, const float* __restrict__ bias, ui
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, MIN_BLOCKS)
-    inverted_residual(const Half* __restrict__ x, const unsigned char* __restrict__ weights, const float* __restrict__ bias,
+    inverted_residual(const Half* __restrict__ x, const unsigned char* __restrict__ weights, const uint4* __restrict__ bias,
                       uint4* __restrict__ y) {
   SHARED_MEMORY;
   const Tile tile;

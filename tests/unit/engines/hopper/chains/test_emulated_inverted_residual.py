@@ -17,7 +17,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LIMITS = {"fp16": 1e-3, "bf16": 8e-3}
 ACTIVATE = {"none": lambda v: v, "relu": F.relu, "relu6": F.relu6, "silu": F.silu, "hardswish": F.hardswish}
 RUN = """
-extern "C" int run(const Half* x, const unsigned char* weights, const float* bias, uint4* y, int grid, int shared_bytes) {
+extern "C" int run(const Half* x, const unsigned char* weights, const uint4* bias, uint4* y, int grid, int shared_bytes) {
   return launch(grid, BLOCK_THREADS, 1, shared_bytes + 64, [=] { inverted_residual(x, weights, bias, y); });
 }
 """
@@ -161,6 +161,9 @@ def test_a_planted_fault_is_seen(library, change):
 
 def test_a_missing_barrier_is_seen(library):
     """Planted: nobody waits for a slice's window before it is filtered."""
-    block, tile = SMALL, InvertedTile(2, 1, 2, 1, 16, 1, 2, 1, 16)  # the first warp expands one tile more
+    block, tile = (
+        replace(SMALL, w=16),
+        InvertedTile(2, 1, 2, 1, 16, 1, 2, 1, 16),
+    )  # the first warp expands one tile more
     y, expected = run(library, block, tile, changes=[("if constexpr (WINDOWS == 1) __syncthreads();", "")])
     assert not torch.equal(y, expected)

@@ -25,6 +25,7 @@ enum : int {
   EXPAND_TURNS = (EXPAND_TILES + EXPAND_M * WARPS - 1) / (EXPAND_M * WARPS),
   AHEAD = STAGES - WINDOWS,  // slices of weights that are under way
   DEPTH = (CHANNELS + 15) / 16 * 16,
+  EXPAND_UNROLL = DEPTH > 64 ? 2 : 4,  // steps; with all of many steps' loads in front, ptxas runs out of registers
   // Bytes from row to row: an odd number of 16 bytes, so that ldmatrix meets no bank twice.
   X_PITCH = DEPTH * 2 + 16,
   WINDOW_PITCH = SLICE * 2 + 16,
@@ -53,15 +54,14 @@ struct Tile {
     top = rest / TILES_W % TILES_H * (TILE_ROWS * STRIDE) - TAPS / 2, image = rest / (TILES_W * TILES_H);
   }
   // Of a position in shared memory.
-  DEVICE_MEMBER int row(int position) const { return top + position / IN_COLUMNS; }
-  DEVICE_MEMBER int column(int position) const {
+  DEVICE_MEMBER int row(u32 position) const { return top + (int)(position / IN_COLUMNS); }
+  DEVICE_MEMBER int column(u32 position) const {
     int place = position % IN_COLUMNS;
     if (STRIDE == 2) place = place < EVEN_COLUMNS ? 2 * place : 2 * (place - EVEN_COLUMNS) + 1;
     return left + place;
   }
-  DEVICE_MEMBER bool has(int position) const {
-    int h = row(position), w = column(position);
-    return position < POSITIONS && h >= 0 && h < HEIGHT && w >= 0 && w < WIDTH;
+  DEVICE_MEMBER bool has(u32 position) const {
+    return position < POSITIONS && (u32)row(position) < HEIGHT && (u32)column(position) < WIDTH;
   }
 };
 

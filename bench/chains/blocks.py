@@ -13,6 +13,8 @@ from functools import partial
 
 from convoy.engines.hopper.chains.bottleneck_cost import estimate_us, tiles
 from convoy.engines.hopper.chains.bottleneck_tile_config import Bottleneck
+from convoy.engines.hopper.chains.inverted_residual_cost import estimate_inverted_us, inverted_tiles
+from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedResidual
 
 BYTES_NS, FLOPS_NS, PLAIN_FLOPS_NS = 3100.0, 800_000.0, 60_000.0
 SHARED_BYTES = 227 << 10
@@ -222,14 +224,24 @@ def predicted_us(block: Block) -> float | None:
     return min((estimate_us(block.sizes, tile, UNITS) for tile in found), default=None)
 
 
+def inverted_us(n: int, side: int, c: int, k: int, stride: int) -> float:
+    """The cost model's estimate of `cuda.inverted_residual`'s best tile for a block of MobileNetV2."""
+    block = InvertedResidual(
+        n, side, side, c, 6 * c, k, 3, stride, "fp16", ("relu6", "relu6"), residual=stride == 1 and c == k
+    )
+    return estimate_inverted_us(block, inverted_tiles(block, UNITS, SHARED_BYTES)[0], UNITS)
+
+
 def main() -> None:
     """Print the tables of the page on chains."""
     for n in (1, 32, 128):
         blocks = [make(n, "fp16") for make in RESNET50]
         print(f"ResNet-50, batch {n}\n\n{table([b.chain for b in blocks], [predicted_us(b) for b in blocks])}\n")
     print("ResNet-34, batch 32\n\n" + table([basic(32, 56 >> i, 64 << i, (3, 3, 5, 2)[i]) for i in range(4)]) + "\n")
-    mobile = [inverted(32, side, c, 6 * c, k, 3, stride, n, gated=False) for side, c, k, stride, n in MOBILENET_V2]
-    print("MobileNetV2, batch 32\n\n" + table(mobile) + "\n")
+    for n in (1, 32):
+        mobile = [inverted(n, side, c, 6 * c, k, 3, s, count, gated=False) for side, c, k, s, count in MOBILENET_V2]
+        predicted = [inverted_us(n, side, c, k, stride) for side, c, k, stride, _ in MOBILENET_V2]
+        print(f"MobileNetV2, batch {n}\n\n{table(mobile, predicted)}\n")
     efficient = [
         inverted(32, side, c, 6 * c, k, t, stride, n, gated=True) for side, c, k, t, stride, n in EFFICIENTNET_B0
     ]

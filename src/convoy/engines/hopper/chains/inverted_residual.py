@@ -50,7 +50,10 @@ class InvertedResidualExecutable(Executable):
 
     def __init__(self, engine: str, problem: InvertedResidualProblem, tile: InvertedTile, target: Target) -> None:
         block = problem.block
-        if refusal := tile.refusal(block, _shared_limit(target)):
+        refusal = tile.refusal(block, _shared_limit(target))
+        if target.capability < 90 and tile.cluster > 1:
+            refusal = f"needs capability 9.0 for clusters, got {target.arch}"
+        if refusal:
             raise InputError("knobs", str(tile.knobs), f"a tile configuration that fits; this one {refusal}")
         self.problem, self.tile, self.dependent = problem, tile, target.capability >= 90
         cubin, self.log = self._compiled(engine, target)
@@ -85,7 +88,8 @@ class InvertedResidualExecutable(Executable):
         weights, bias = buffers.constants
         arguments = [*map(pointer, (x, weights, bias, y))]
         grid, threads = self.tile.grid(self.problem.block), 32 * self.tile.warps
-        self.function.launch(x.device.index or 0, grid, threads, arguments, dependent=self.dependent)
+        device, cluster = x.device.index or 0, self.tile.cluster
+        self.function.launch(device, grid, threads, arguments, cluster=cluster, dependent=self.dependent)
 
 
 class InvertedResidualEngine(Engine):

@@ -7,7 +7,7 @@ threads; a block alone takes as long as its slices' dependent steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -30,7 +30,9 @@ _LAUNCH_US: Final = 2.6
 _BLOCK_CLOCKS: Final = 1500.0
 _BARRIER_CLOCKS: Final = 60.0
 _LATENCY_CLOCKS: Final = 33.0
-"""Launch; the first copies and the stores of a block of threads; a barrier; a product or a load that the next one waits for."""
+_CLUSTER_CLOCKS: Final = 1500.0
+"""Launch; the first copies and the stores of a block of threads; a barrier; a product or a load that the next one waits for;
+meetings of a cluster and reads of its sums."""
 
 _OVERLAP: Final = 1.25
 """How much longer than the largest of the three kinds of work."""
@@ -96,15 +98,16 @@ def _alone(block: InvertedResidual, tile: InvertedTile) -> float:
     if tile.windows == 2:  # warps that have expanded their tiles go on
         own = turns + steps - 0.25 * min(turns, steps) + _BARRIER_CLOCKS
     copies = tile.stage_bytes(block) / _COPY_BYTES_CLOCK
-    return tile.slices(block) * max(own, copies) + _BLOCK_CLOCKS
+    return tile.own_slices(block) * max(own, copies) + _BLOCK_CLOCKS + (_CLUSTER_CLOCKS if tile.cluster > 1 else 0.0)
 
 
 def estimate_inverted_us(block: InvertedResidual, tile: InvertedTile, units: int, *, hopper: bool = True) -> float:
     """Estimated microseconds of a launch: rounds of blocks or all blocks' work, and the traffic of weights and of memory."""
-    grid, slices = tile.grid(block), tile.slices(block)
+    grid, slices = tile.grid(block), tile.own_slices(block)
     work = slices * (_expand_work(block, tile).clocks() + _filter_work(block, tile).clocks()) * _OVERLAP
     work += tile.positions(block) * row_bytes(block.c) / 100
-    each = -(-grid // units)
+    usable = units if tile.cluster <= 2 else units * 10 // 11  # clusters leave some multiprocessors empty
+    each = -(-grid // usable)
     rounds = -(-each // tile.blocks_per_sm(block, hopper=hopper))
     busy = max(rounds * _alone(block, tile), each * work) / _CLOCKS_US
     weights = grid * slices * tile.stage_bytes(block) / _WEIGHT_BYTES_US
@@ -118,20 +121,20 @@ def inverted_tiles(
     """Configurations worth measuring, by rising estimate."""
     found = sorted(
         (estimate_inverted_us(block, tile, units, hopper=hopper), index, tile)
-        for index, tile in enumerate(_candidates(block))
+        for index, tile in enumerate(_candidates(block, units, (1, 2, 4, 8) if hopper else (1,)))
         if not tile.refusal(block, shared_limit)
     )
     kept: dict[tuple[int, ...], int] = {}
     chosen: list[InvertedTile] = []
     for _, _, tile in found:
-        shape = (tile.octets, tile.rows, tile.bands, tile.warps_k, tile.block_n)
+        shape = (tile.octets, tile.rows, tile.bands, tile.warps_k, tile.block_n, tile.cluster)
         if kept.get(shape, 0) < _ALIKE and len(chosen) < _MOST:
             kept[shape] = kept.get(shape, 0) + 1
             chosen.append(tile)
     return tuple(chosen)
 
 
-def _candidates(block: InvertedResidual) -> Iterator[InvertedTile]:
+def _candidates(block: InvertedResidual, units: int, clusters: Sequence[int]) -> Iterator[InvertedTile]:
     widest = -(-block.q // 8)
     octets = sorted({-(-widest // parts) for parts in range(1, widest + 1)})
     for across, rows, bands, warps_k in product(octets, range(1, 8), range(1, 17), (1, 2, 4)):
@@ -143,7 +146,8 @@ def _candidates(block: InvertedResidual) -> Iterator[InvertedTile]:
                 continue
             tile = InvertedTile(across, rows, bands, warps_k, slice_k, windows, windows + 1, 1, block_n)
             tiles = -(-tile.positions(block) // STEP)
-            yield replace(tile, expand_m=2) if tiles >= 2 * warps else tile
+            tile = replace(tile, expand_m=2) if tiles >= 2 * warps else tile
+            yield from (replace(tile, cluster=n) for n in clusters if n == 1 or n * tile.grid(block) <= 2 * units)
 
 
 def _columns(filters: int) -> list[int]:

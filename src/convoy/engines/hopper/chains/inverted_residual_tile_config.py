@@ -110,6 +110,7 @@ class InvertedTile:
         stages: of the ring of weights.
         expand_m: tiles of 16 pixels that a warp expands at a time.
         block_n: filters of a block of threads.
+        cluster: blocks of threads that share a tile, each with some of the slices.
     """
 
     octets: int
@@ -121,6 +122,7 @@ class InvertedTile:
     stages: int
     expand_m: int
     block_n: int
+    cluster: int = 1
 
     @property
     def knobs(self) -> Knobs:
@@ -128,23 +130,24 @@ class InvertedTile:
         return Knobs.of(
             octets=self.octets, rows=self.rows, bands=self.bands, warps_k=self.warps_k, slice_k=self.slice_k,
             windows=self.windows, stages=self.stages, expand_m=self.expand_m, block_n=self.block_n,
+            cluster=self.cluster,
         )  # fmt: skip
 
     @classmethod
     def of(cls, knobs: Knobs) -> InvertedTile:
         """Inverse of `knobs`; raises InputError for knobs that name no valid configuration."""
-        names = "octets", "rows", "bands", "warps_k", "slice_k", "windows", "stages", "expand_m", "block_n"
+        names = "octets", "rows", "bands", "warps_k", "slice_k", "windows", "stages", "expand_m", "block_n", "cluster"
         tile = cls(*(knobs.integer(name) for name in names))
         right = min(tile.octets, tile.rows, tile.bands, tile.warps_k, tile.slice_k, tile.block_n) >= 1
         right = (
             right and tile.octets * tile.bands % 2 == 0 and tile.warps <= MOST_WARPS and tile.block_n % CHANNELS == 0
         )
         right = right and tile.slice_k % (STEP * tile.warps_k) == 0 and tile.windows in (1, 2)
-        if not (right and tile.windows < tile.stages <= 6 and tile.expand_m in (1, 2)):
+        if not (right and tile.windows < tile.stages <= 6 and tile.expand_m in (1, 2) and tile.cluster in (1, 2, 4, 8)):
             raise InputError(
                 "knobs", str(knobs),
                 "octets and bands with an even product, up to 16 warps, slice_k in multiples of 16 warps_k, 1 or 2 windows, more "
-                "stages than windows, expand_m 1 or 2, block_n in multiples of 8",
+                "stages than windows, expand_m 1 or 2, block_n in multiples of 8, clusters of 1, 2, 4 or 8",
             )  # fmt: skip
         return tile
 
@@ -167,6 +170,10 @@ class InvertedTile:
         """Slices of the channels inside; the last one may have channels of zeros."""
         return -(-block.mid // self.slice_k)
 
+    def own_slices(self, block: InvertedResidual) -> int:
+        """Slices that a block of threads has; the last ones of a cluster may have fewer."""
+        return -(-self.slices(block) // self.cluster)
+
     def parts(self, block: InvertedResidual) -> int:
         """Blocks of threads that share a tile's filters."""
         return -(-block.k // self.block_n)
@@ -174,7 +181,7 @@ class InvertedTile:
     def grid(self, block: InvertedResidual) -> int:
         """Blocks of threads."""
         tiles = -(-block.p // self.tile_rows) * -(-block.q // self.tile_columns)
-        return block.n * tiles * self.parts(block)
+        return block.n * tiles * self.parts(block) * self.cluster
 
     def positions(self, block: InvertedResidual) -> int:
         """Pixels of x in a tile, with the halo."""
@@ -221,6 +228,8 @@ class InvertedTile:
             return f"needs {self.registers(block)} registers, of {most}"
         if self.expand_m * self.expand_turns(block) > _MOST_TILES:
             return "expands more tiles than a register has bits"
+        if (self.cluster - 1) * self.own_slices(block) >= self.slices(block):
+            return "has blocks without a slice"
         if self.shared_bytes(block) > shared_limit:
             return f"needs {self.shared_bytes(block)} bytes of shared memory, of {shared_limit}"
         return ""
@@ -235,7 +244,7 @@ class InvertedTile:
             "OCTETS": self.octets, "ROWS": self.rows, "BANDS": self.bands, "WARPS_K": self.warps_k,
             "SLICE": self.slice_k, "SLICES": self.slices(block), "WINDOWS": self.windows, "STAGES": self.stages,
             "EXPAND_M": self.expand_m, "BLOCK_N": self.block_n,
-            "MIN_BLOCKS": self.blocks_per_sm(block, hopper=hopper),
+            "CLUSTER": self.cluster, "MIN_BLOCKS": self.blocks_per_sm(block, hopper=hopper),
         }  # fmt: skip
 
 

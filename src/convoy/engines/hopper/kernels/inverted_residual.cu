@@ -17,12 +17,13 @@
 // The depthwise filter is a product too: of each 8 channels with a diagonal matrix for each tap. ldmatrix takes eight pixels of 16
 // bytes from anywhere, so a tap is another address. It is an eighth full, and still faster than conversions and additions on the
 // ordinary cores; going down a column, rows are kept in registers. The weights of the first slices are under way before the wait for
-// the kernel in front: nobody writes them. Parameters: inverted_residual_config.cuh.
+// the kernel in front: nobody writes them. The blocks of a cluster share a tile: each has some of the slices, and then adds up the
+// sums of all for some of the pixels. Parameters: inverted_residual_config.cuh.
 #include <inverted_residual/inverted_residual_layout.cuh>
 
 DEVICE void load_weights(u32 base, const Tile& tile, const unsigned char* __restrict__ weights, int slice) {
   u32 stage = base + WEIGHTS + slice % STAGES * STAGE_BYTES;
-  const unsigned char* from = weights + (long long)(tile.part * SLICES + slice) * STAGE_BYTES;
+  const unsigned char* from = weights + (long long)(tile.part * SLICES + tile.first + slice) * STAGE_BYTES;
 #pragma unroll 4
   for (int i = threadIdx.x; i < STAGE_BYTES / 16; i += BLOCK_THREADS) cp_async_16(stage + i * 16, from + i * 16, true);
 }
@@ -196,11 +197,11 @@ DEVICE void keep(u32 base, const Sums& sums) {
       }
 }
 
-// The sums of all warps along the channels, in one order, with bias and residual.
+// The sums of all warps along the channels, in one order, with bias and residual. Blocks of a cluster take turns.
 DEVICE void store(u32 base, const Tile& tile, const uint4* __restrict__ bias, uint4* __restrict__ y) {
   enum : int { VECTORS = BLOCK_N / 8, UNIT_ROWS = 2 * PAIRS * ROWS * 8 };
   const int top = (tile.top + TAPS / 2) / STRIDE, left = (tile.left + TAPS / 2) / STRIDE;
-  for (u32 i = threadIdx.x; i < TILE_ROWS * TILE_COLUMNS * VECTORS; i += BLOCK_THREADS) {
+  for (u32 i = tile.rank * BLOCK_THREADS + threadIdx.x; i < TILE_ROWS * TILE_COLUMNS * VECTORS; i += CLUSTER * BLOCK_THREADS) {
     const int pixel = i / VECTORS, column = pixel % TILE_COLUMNS, row = pixel / TILE_COLUMNS;
     const int filter = tile.part * BLOCK_N + i % VECTORS * 8;
     if (top + row >= OUT_HEIGHT || left + column >= OUT_WIDTH || filter >= FILTERS) continue;
@@ -209,11 +210,13 @@ DEVICE void store(u32 base, const Tile& tile, const uint4* __restrict__ bias, ui
     float v[8] = {u32_as_float(low.x), u32_as_float(low.y), u32_as_float(low.z), u32_as_float(low.w),
                   u32_as_float(high.x), u32_as_float(high.y), u32_as_float(high.z), u32_as_float(high.w)};
 #pragma unroll
-    for (int k = 0; k < WARPS_K; k++)
+    for (int k = 0; k < CLUSTER * WARPS_K; k++)
 #pragma unroll
       for (int j = 0; j < 8; j += 4) {
+        const u32 at = base + WEIGHTS + (k % WARPS_K * UNIT_ROWS + place) * SUM_PITCH + (i % VECTORS * 8 + j) * 4;
         float four[4];
-        ld_shared_v4(four, base + WEIGHTS + (k * UNIT_ROWS + place) * SUM_PITCH + (i % VECTORS * 8 + j) * 4);
+        if constexpr (CLUSTER == 1) ld_shared_v4(four, at);
+        else ld_shared_cluster_v4(four, at, k / WARPS_K);
 #pragma unroll
         for (int l = 0; l < 4; l++) v[j + l] += four[l];
       }
@@ -237,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, MIN_BLOCKS)
   const u32 base = shared_address(shared_memory);
 #pragma unroll
   for (int slice = 0; slice < AHEAD; slice++)
-    if (slice < SLICES) load_weights(base, tile, weights, slice);
+    if (slice < tile.slices) load_weights(base, tile, weights, slice);
   if constexpr (DEPENDENT) {
     griddep_wait();
     griddep_launch_dependents();
@@ -247,13 +250,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, MIN_BLOCKS)
   const Inside inside(tile);
   Sums sums = {};
 #pragma unroll 1
-  for (int slice = 0; slice < SLICES + WINDOWS - 1; slice++) {
+  for (int slice = 0; slice < tile.slices + WINDOWS - 1; slice++) {
     if (slice == 0) cp_async_wait_group<0>();
     else cp_async_wait_group<AHEAD - 1>();
     __syncthreads();  // this slice's weights are there; nobody reads the stage and the window that are filled next
-    if (slice + AHEAD < SLICES) load_weights(base, tile, weights, slice + AHEAD);
+    if (slice + AHEAD < tile.slices) load_weights(base, tile, weights, slice + AHEAD);
     cp_async_commit_group();
-    if (slice < SLICES)
+    if (slice < tile.slices)
       expand(base, base + WEIGHTS + slice % STAGES * STAGE_BYTES, base + WINDOW + slice % WINDOWS * WINDOW_BYTES, inside);
     if constexpr (WINDOWS == 1) __syncthreads();
     const int before = slice - (WINDOWS - 1);
@@ -262,6 +265,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, MIN_BLOCKS)
   }
   __syncthreads();
   keep(base, sums);
-  __syncthreads();
+  if constexpr (CLUSTER == 1) __syncthreads();
+  else cluster_sync();
   store(base, tile, bias, y);
+  if constexpr (CLUSTER > 1) {  // a block's sums are there until all have read them
+    cluster_arrive_relaxed();
+    cluster_wait();
+  }
 }

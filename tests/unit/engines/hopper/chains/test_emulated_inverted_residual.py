@@ -18,7 +18,7 @@ LIMITS = {"fp16": 1e-3, "bf16": 8e-3}
 ACTIVATE = {"none": lambda v: v, "relu": F.relu, "relu6": F.relu6, "silu": F.silu, "hardswish": F.hardswish}
 RUN = """
 extern "C" int run(const Half* x, const unsigned char* weights, const uint4* bias, uint4* y, int grid, int shared_bytes) {
-  return launch(grid, BLOCK_THREADS, 1, shared_bytes + 64, [=] { inverted_residual(x, weights, bias, y); });
+  return launch(grid, BLOCK_THREADS, CLUSTER, shared_bytes + 64, [=] { inverted_residual(x, weights, bias, y); });
 }
 """
 
@@ -103,6 +103,14 @@ CASES = {
     "5x5, stride 2": (
         replace(SMALL, h=9, w=13, taps=5, stride=2, residual=False),
         InvertedTile(1, 2, 2, 1, 16, 1, 2, 1, 16),
+    ),
+    "a cluster of two, with two slices and one": (
+        replace(SMALL, n=2, h=4),
+        InvertedTile(2, 2, 2, 1, 16, 1, 2, 1, 16, 2),
+    ),
+    "a cluster of four, two windows, warps share units": (
+        replace(SMALL, h=5, mid=128, k=40, residual=False),
+        InvertedTile(2, 1, 1, 2, 32, 2, 3, 1, 24, 4),
     ),
     "smaller than a tile": (replace(SMALL, n=3, h=2, w=1), InvertedTile(2, 4, 1, 1, 16, 1, 2, 1, 16)),
 }

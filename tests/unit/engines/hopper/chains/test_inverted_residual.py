@@ -97,7 +97,9 @@ def test_every_proposal_fits_and_its_knobs_come_back(name, target) -> None:
         assert tile.shared_bytes(block) <= SHARED[target]
         assert InvertedTile.of(Knobs.parse(str(tile.knobs))) == tile
         assert tile.slices(block) * tile.slice_k >= block.mid
-        pixels = tile.grid(block) // tile.parts(block) * tile.tile_rows * tile.tile_columns
+        assert (tile.cluster - 1) * tile.own_slices(block) < tile.slices(block) <= tile.cluster * tile.own_slices(block)
+        assert hopper or tile.cluster == 1
+        pixels = tile.grid(block) // (tile.parts(block) * tile.cluster) * tile.tile_rows * tile.tile_columns
         assert pixels >= block.n * block.p * block.q
         assert tile.blocks_per_sm(block, hopper=hopper) * tile.warps <= 64
     times = [estimate_inverted_us(block, tile, target.units, hopper=hopper) for tile in found]
@@ -109,7 +111,7 @@ def test_every_proposal_fits_and_its_knobs_come_back(name, target) -> None:
     "knobs",
     [
         "octets=1", "rows=0", "bands=3", "warps_k=5", "slice_k=24", "windows=3", "stages=1", "stages=7", "expand_m=3",
-        "block_n=12",
+        "block_n=12", "cluster=3",
     ],
 )  # fmt: skip
 def test_knobs_that_name_no_tile_are_refused(knobs) -> None:
@@ -118,6 +120,12 @@ def test_knobs_that_name_no_tile_are_refused(knobs) -> None:
     assert InvertedTile.of(right.knobs) == right
     with pytest.raises(InputError, match="knobs"):
         InvertedTile.of(replace(right, **{name: int(value)}).knobs)
+
+
+def test_clusters_are_for_hopper_alone() -> None:
+    knobs = InvertedTile(2, 2, 1, 1, 48, 1, 2, 1, 24, 2).knobs
+    with pytest.raises(InputError, match="capability 9.0 for clusters"):
+        ENGINE.build(inverted_sample(), knobs, A100)
 
 
 def test_packed_slices_are_the_weights_and_zeros() -> None:

@@ -12,6 +12,7 @@ enum : int {
   TILE_COLUMNS = 8 * OCTETS,
   TILES_H = (OUT_HEIGHT + TILE_ROWS - 1) / TILE_ROWS,
   TILES_W = (OUT_WIDTH + TILE_COLUMNS - 1) / TILE_COLUMNS,
+  EACH = (SLICES + CLUSTER - 1) / CLUSTER,  // slices of a block
   PARTS = (FILTERS + BLOCK_N - 1) / BLOCK_N,
   PAIRS = OCTETS * BANDS / 2,  // of units
   WARPS = PAIRS * WARPS_K,
@@ -47,10 +48,13 @@ static_assert(EXPAND_M * EXPAND_TURNS <= 32, "a bit for each tile of a warp");
 // Which tile a block computes.
 struct Tile {
   int part, top, left, image;  // top, left: of x, with the halo
+  int rank, first, slices;  // in the cluster; the slices that the block has
 
   DEVICE_MEMBER Tile() {
-    int rest = blockIdx.x / PARTS;
-    part = blockIdx.x % PARTS, left = rest % TILES_W * (TILE_COLUMNS * STRIDE) - TAPS / 2;
+    const int block = blockIdx.x / CLUSTER, rest = block / PARTS;
+    rank = CLUSTER > 1 ? cluster_ctarank() : 0, first = rank * EACH;
+    slices = CLUSTER == 1 ? SLICES : SLICES - first < EACH ? SLICES - first : EACH;
+    part = block % PARTS, left = rest % TILES_W * (TILE_COLUMNS * STRIDE) - TAPS / 2;
     top = rest / TILES_W % TILES_H * (TILE_ROWS * STRIDE) - TAPS / 2, image = rest / (TILES_W * TILES_H);
   }
   // Of a position in shared memory.

@@ -5,6 +5,13 @@
 
 DEVICE void st_shared_u32(u32 to, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(v) : "memory"); }
 
+// All threads of the cluster meet; what they wrote to shared memory before is seen by all behind it.
+DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory"); }
+DEVICE void ld_shared_cluster_v4(float (&v)[4], u32 from, u32 rank) {
+  asm volatile("{\n.reg .b32 p;\nmapa.shared::cluster.u32 p, %4, %5;\nld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [p];\n}\n"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from), "r"(rank) : "memory");
+}
+
 // d += A · B for 16 rows, 8 columns and 8 summed values, with the lanes of `mma_16x8x16`.
 template <bool BFLOAT> DEVICE void mma_16x8x8(float (&d)[4], u32 a0, u32 a1, u32 b) {
   if constexpr (BFLOAT)

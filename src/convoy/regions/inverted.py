@@ -71,8 +71,9 @@ def _layer(graph: Graph, node: Node) -> ConvProblem | None:
 def _is_pointwise(graph: Graph, node: Node) -> bool:
     """Whether a node is a 1x1 convolution of stride 1 of all channels."""
     problem = _layer(graph, node)
-    plain = problem is not None and problem.is_pointwise and problem.groups == 1
-    return plain and problem.stride_h == problem.stride_w == 1
+    if problem is None or not problem.is_pointwise:
+        return False
+    return problem.groups == problem.stride_h == problem.stride_w == 1
 
 
 def _is_depthwise(graph: Graph, node: Node) -> bool:

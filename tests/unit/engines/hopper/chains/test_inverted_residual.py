@@ -124,7 +124,7 @@ def test_knobs_that_name_no_tile_are_refused(knobs) -> None:
 
 def test_clusters_are_for_hopper_alone() -> None:
     knobs = InvertedTile(2, 2, 1, 1, 48, 1, 2, 1, 24, 2).knobs
-    with pytest.raises(InputError, match="capability 9.0 for clusters"):
+    with pytest.raises(InputError, match=r"capability 9\.0 for clusters"):
         ENGINE.build(inverted_sample(), knobs, A100)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from convoy.graph.ir import CONVOLUTIONS, GRADIENTS, LAYERS, Graph
@@ -80,14 +80,7 @@ def propose(
         if node.op == "conv2d":
             found += pool_regions(graph, own, layouts, numerics)
     found = [with_mask(region, masks or {}) for region in found]
-    if "merge" in patterns:
-        found += merge_regions(graph, layouts)
-    if "banded" in patterns:
-        found += banded_regions(graph, layouts, band_bytes)
-    if "block" in patterns:
-        found += block_regions(graph, layouts)
-    if "inverted" in patterns:
-        found += inverted_regions(graph, layouts)
+    found += _several_layers(graph, layouts, patterns, band_bytes)
     norms = norm_regions(graph, layouts) if "norm" in patterns else []
     with_norms = {name for region in norms for name in region.nodes}
     glue = glue_regions(graph, epilogues, layouts, with_norms, pools="pool" in patterns, apart=apart)
@@ -95,3 +88,17 @@ def propose(
     alone = [region for region in norms if region.nodes not in grouped]
     nets = whole_regions(graph, layouts, whole) if "whole" in patterns else []
     return [*found, *glue, *alone, *cast_regions(graph, layouts, buckets), *nets]
+
+
+def _several_layers(
+    graph: Graph, layouts: tuple[str, ...], patterns: Collection[str], band_bytes: int
+) -> Iterator[Region]:
+    """Regions of several convolutions, of the patterns that are asked for."""
+    if "merge" in patterns:
+        yield from merge_regions(graph, layouts)
+    if "banded" in patterns:
+        yield from banded_regions(graph, layouts, band_bytes)
+    if "block" in patterns:
+        yield from block_regions(graph, layouts)
+    if "inverted" in patterns:
+        yield from inverted_regions(graph, layouts)

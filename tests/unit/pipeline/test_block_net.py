@@ -69,6 +69,40 @@ def test_bottlenecks_are_proposed_where_a_kernel_takes_them(monkeypatch: pytest.
     assert proposed(net(Bottleneck(96, 48)), image(96, 8), effort="none") == []
 
 
+class InvertedBlock(nn.Module):
+    """Three convolutions and a residual, as in MobileNetV2."""
+
+    def __init__(self, channels: int, inside: int, stride: int = 1) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, inside, 1, bias=False), nn.BatchNorm2d(inside), nn.ReLU6(),
+            nn.Conv2d(inside, inside, 3, stride, 1, groups=inside, bias=False), nn.BatchNorm2d(inside), nn.ReLU6(),
+            nn.Conv2d(inside, channels, 1, bias=False), nn.BatchNorm2d(channels),
+        )  # fmt: skip
+        self.adds = stride == 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of the same channels."""
+        return self.layers(x) + x if self.adds else self.layers(x)
+
+
+def test_inverted_residual_blocks_are_proposed_where_a_kernel_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_support_checks, "absence", lambda: "")
+    monkeypatch.setattr("convoy.engines.triton.triton_build.installed", lambda: True)
+    model, x = net(InvertedBlock(16, 96), InvertedBlock(16, 96, 2)), image(16, 8)
+
+    def found(target: Target, **settings: Any) -> list[Region]:
+        captured = capture_net("net", model, (x,), {}, convoy.Settings(effort="none", **settings), target)
+        return [region for region in captured.regions if region.pattern == "inverted"]
+
+    for arch in ("sm_80", "sm_90"):
+        regions = found(replace(H100, arch=arch))
+        assert [len(region.nodes) for region in regions] == [6, 5]
+        assert all(load_engine("cuda.inverted_residual").supports(p, H100) for r in regions for p in r.problems)
+    assert found(replace(H100, arch="sm_75")) == []
+    assert found(H100, deny_engines=("cuda.inverted_residual",)) == []
+
+
 class Whole(Executable):
     """A bottleneck's layers in ATen, as one executable."""
 

@@ -20,9 +20,6 @@ MOST_SUMS: Final = 128
 """Sums of y that a thread holds: beside them it needs about 100 registers."""
 
 MOST_WARPS: Final = 16
-_MOST_TILES: Final = 32
-"""Tiles of 16 pixels that a warp expands: one bit of a register for each."""
-
 _EXPANDING: Final = 64
 _FILTERING: Final = 56
 _A_ROW: Final = 12
@@ -203,7 +200,7 @@ class InvertedTile:
         slices = self.stages * self.stage_bytes(block) + self.windows * positions * row_bytes(self.slice_k)
         pixels = self.warps_k * self.tile_rows * self.tile_columns
         sums = 4 * pixels * (self.block_n if self.block_n % STEP else self.block_n + 8)
-        return positions * row_bytes(block.c) + max(slices, sums)
+        return positions * row_bytes(block.c) + -(-positions // 128) * 16 + max(slices, sums)
 
     @property
     def sums(self) -> int:
@@ -226,8 +223,6 @@ class InvertedTile:
         most = min(_MOST_REGISTERS, _SM_REGISTERS // (32 * self.warps))
         if self.sums > MOST_SUMS or self.registers(block) > most:
             return f"needs {self.registers(block)} registers, of {most}"
-        if self.expand_m * self.expand_turns(block) > _MOST_TILES:
-            return "expands more tiles than a register has bits"
         if (self.cluster - 1) * self.own_slices(block) >= self.slices(block):
             return "has blocks without a slice"
         if self.shared_bytes(block) > shared_limit:

@@ -21,6 +21,7 @@ __device__ float2 make_float2(float x, float y);
 __device__ void __syncthreads();
 __device__ void __trap();
 __device__ unsigned __shfl_sync(unsigned mask, unsigned value, int lane);
+__device__ unsigned __ballot_sync(unsigned mask, int value);
 __device__ unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes);
 __device__ size_t __cvta_generic_to_shared(const void* p);
 __device__ float __uint_as_float(unsigned bits);

@@ -28,44 +28,49 @@ DEVICE void load_weights(u32 base, const Tile& tile, const unsigned char* __rest
   for (int i = threadIdx.x; i < STAGE_BYTES / 16; i += BLOCK_THREADS) cp_async_16(stage + i * 16, from + i * 16, true);
 }
 
-// The tile of x with its halo, and zeros in the windows where the image has no pixel: nobody writes there later.
-DEVICE void load_pixels(u32 base, const Tile& tile, const Half* __restrict__ x) {
-  enum : int { VECTORS = DEPTH / 8 };
-#pragma unroll 4
-  for (u32 i = threadIdx.x; i < POSITIONS * VECTORS; i += BLOCK_THREADS) {
-    u32 position = i / VECTORS, channel = i % VECTORS * 8;
-    bool inside = tile.has(position) && channel < CHANNELS;
-    long long at = (((long long)tile.image * HEIGHT + tile.row(position)) * WIDTH + tile.column(position)) * CHANNELS + channel;
-    cp_async_16(base + position * X_PITCH + channel * 2, x + (inside ? at : 0), inside);
-  }
-  for (u32 i = threadIdx.x; i < WINDOWS * POSITIONS; i += BLOCK_THREADS) {
-    if (tile.has(i % POSITIONS)) continue;
+// Some vectors of a position of x, or zeros.
+DEVICE void load_position(u32 base, const Tile& tile, const Half* __restrict__ x, u32 position, bool there, int from, int to) {
+  const int pixel = (tile.image * HEIGHT + tile.row(position)) * WIDTH + tile.column(position);
 #pragma unroll
-    for (int vector = 0; vector < SLICE / 8; vector++) st_shared_v4(base + WINDOW + i * WINDOW_PITCH + vector * 16, uint4{0, 0, 0, 0});
+  for (int channel = from; channel < to; channel += 8) {
+    const bool inside = there && channel < CHANNELS;
+    cp_async_16(base + position * X_PITCH + channel * 2, x + (inside ? pixel * CHANNELS + channel : 0), inside);
   }
 }
 
-// Which rows of the tiles that a warp expands are pixels of the image: of a lane's two rows, a bit for each tile.
-struct Inside {
-  u32 rows[2];
-
-  DEVICE_MEMBER Inside(const Tile& tile) {
-    rows[0] = rows[1] = 0;
-    for (int i = 0; i < EXPAND_M * EXPAND_TURNS; i++) {
-      u32 first = ((i / EXPAND_M * WARPS + threadIdx.x / 32) * EXPAND_M + i % EXPAND_M) * 16 + threadIdx.x % 32 / 4;
-      rows[0] |= (u32)tile.has(first) << i, rows[1] |= (u32)tile.has(first + 8) << i;
-    }
+// The tile of x with its halo; which of its positions the image has; and zeros in the windows where it has none: nobody writes there
+// later. Of few channels a thread copies all.
+DEVICE void load_pixels(u32 base, const Tile& tile, const Half* __restrict__ x) {
+  enum : int { VECTORS = DEPTH / 8, FEW = VECTORS <= 4 };
+  for (u32 i = threadIdx.x; i < (POSITIONS + 31) / 32 * 32; i += BLOCK_THREADS) {
+    const bool there = tile.has(i);
+    const u32 mask = ballot(there);
+    if (i % 32 == 0) st_shared_u32(base + MASKS + i / 8, mask);
+    if (FEW && i < POSITIONS) load_position(base, tile, x, i, there, 0, DEPTH);
+    if (there || i >= POSITIONS) continue;
+#pragma unroll
+    for (int window = 0; window < WINDOWS; window++)
+#pragma unroll
+      for (int vector = 0; vector < SLICE / 8; vector++)
+        st_shared_v4(base + WINDOW + window * WINDOW_BYTES + i * WINDOW_PITCH + vector * 16, uint4{0, 0, 0, 0});
   }
-};
+  if constexpr (!FEW)
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < POSITIONS * VECTORS; i += BLOCK_THREADS) {
+      const u32 position = i / VECTORS, channel = i % VECTORS * 8;
+      load_position(base, tile, x, position, tile.has(position), channel, channel + 8);
+    }
+}
 
 // The first convolution of a slice.
-DEVICE void expand(u32 base, u32 stage, u32 window, const Inside& inside) {
+DEVICE void expand(u32 base, u32 stage, u32 window) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u32 filter = stage + (lane / 16 * 8 + lane % 8) * X_PITCH + lane / 8 % 2 * 16;
 #pragma unroll 1
   for (int turn = 0; turn < EXPAND_TURNS; turn++) {
     const int first = (turn * WARPS + warp) * EXPAND_M;
     if (first >= EXPAND_TILES) break;
+    const u32 there = ld_shared_u32(base + MASKS + first / 2 * 4) >> first % 2 * 16;
     float v[EXPAND_M][SLICE / 8][4];
 #pragma unroll
     for (int n = 0; n < SLICE / 8; n++) {
@@ -101,7 +106,7 @@ DEVICE void expand(u32 base, u32 stage, u32 window, const Inside& inside) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         u32 to = window + ((first + m) * 16 + half * 8 + lane / 4) * WINDOW_PITCH + lane % 4 * 4;
-        if (inside.rows[half] >> (turn * EXPAND_M + m) & 1)
+        if (there >> (m * 16 + half * 8 + lane / 4) & 1)
 #pragma unroll
           for (int n = 0; n < SLICE / 8; n++)
             st_shared_u32(to + n * 16, activate_pair<BFLOAT, FIRST_ACTIVATION>(v[m][n][half * 2], v[m][n][half * 2 + 1]));
@@ -247,7 +252,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, MIN_BLOCKS)
   }
   load_pixels(base, tile, x);
   cp_async_commit_group();
-  const Inside inside(tile);
   Sums sums = {};
 #pragma unroll 1
   for (int slice = 0; slice < tile.slices + WINDOWS - 1; slice++) {
@@ -257,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, MIN_BLOCKS)
     if (slice + AHEAD < tile.slices) load_weights(base, tile, weights, slice + AHEAD);
     cp_async_commit_group();
     if (slice < tile.slices)
-      expand(base, base + WEIGHTS + slice % STAGES * STAGE_BYTES, base + WINDOW + slice % WINDOWS * WINDOW_BYTES, inside);
+      expand(base, base + WEIGHTS + slice % STAGES * STAGE_BYTES, base + WINDOW + slice % WINDOWS * WINDOW_BYTES);
     if constexpr (WINDOWS == 1) __syncthreads();
     const int before = slice - (WINDOWS - 1);
     if (before >= 0)

@@ -38,12 +38,13 @@ enum : int {
   BIAS_AT = TAPS_AT + SLICE / 2 * TAP_WORDS * 4,
   STAGE_BYTES = BIAS_AT + SLICE * 8,
   // Shared memory, in bytes. The sums lie over weights and windows, which nobody reads any more.
-  WEIGHTS = POSITIONS * X_PITCH,
+  MASKS = POSITIONS * X_PITCH,  // a bit for each position: whether it is a pixel of the image
+  WEIGHTS = MASKS + (POSITIONS + 127) / 128 * 16,
   WINDOW = WEIGHTS + STAGES * STAGE_BYTES,
   WINDOW_BYTES = POSITIONS * WINDOW_PITCH,
 };
 static_assert(OCTETS * BANDS % 2 == 0, "a warp has two units");
-static_assert(EXPAND_M * EXPAND_TURNS <= 32, "a bit for each tile of a warp");
+static_assert(EXPAND_M <= 2, "a word of bits for the tiles that a warp expands at a time");
 
 // Which tile a block computes.
 struct Tile {

@@ -5,6 +5,9 @@
 
 DEVICE void st_shared_u32(u32 to, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(v) : "memory"); }
 
+// A bit for each lane of the warp.
+DEVICE u32 ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
+
 // All threads of the cluster meet; what they wrote to shared memory before is seen by all behind it.
 DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory"); }
 DEVICE void ld_shared_cluster_v4(float (&v)[4], u32 from, u32 rank) {

@@ -7,6 +7,11 @@ DEVICE void st_shared_u32(u32 to, u32 v) {
   if (to % 4 || to + 4 > here->memory.size()) { faults++; return; }
   std::memcpy(here->memory.data() + to, &v, 4);
 }
+DEVICE u32 ballot(bool value) {
+  u32 bits = 0;
+  for (int lane = 0; lane < 32; lane++) bits |= (from_lane(value, lane) & 1) << lane;
+  return bits;
+}
 DEVICE void cluster_sync() { cluster->all->meet(); }
 DEVICE void ld_shared_cluster_v4(float (&v)[4], u32 from, u32 rank) {
   Block* peer = cluster->blocks[rank].get();

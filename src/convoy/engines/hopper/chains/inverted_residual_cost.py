@@ -65,7 +65,7 @@ def _expand_work(block: InvertedResidual, tile: InvertedTile) -> _Work:
     steps, depth = tile.slice_k // STEP, -(-block.c // STEP)
     tiles = -(-tile.positions(block) // STEP)
     products = tiles * 2 * steps * depth
-    loaded = tiles * depth * (1 + steps / tile.expand_m)
+    loaded = tiles * depth * (tile.expand_n + steps / tile.expand_m)
     instructions = products + loaded + tiles * 2 * steps * (7 + 2 * _wide(block.activations[0]))
     return _Work(products * _PRODUCT_CLOCKS, instructions / 4, 4 * loaded + tiles * 4 * steps)
 
@@ -145,11 +145,21 @@ def _candidates(block: InvertedResidual, units: int, clusters: Sequence[int]) ->
             if slice_k % (STEP * warps_k) or slice_k > -(-block.mid // STEP) * STEP:
                 continue
             tile = InvertedTile(across, rows, bands, warps_k, slice_k, windows, windows + 1, 1, block_n)
-            tiles = -(-tile.positions(block) // STEP)
-            tile = replace(tile, expand_m=2) if tiles >= 2 * warps else tile
+            tile = min(_expanding(tile), key=lambda one: (_longest(block, one), -one.expand_m, one.expand_n))
             yield from (replace(tile, cluster=n) for n in clusters if n == 1 or n * tile.grid(block) <= 2 * units)
 
 
 def _columns(filters: int) -> list[int]:
     """Filters of a block of threads: all of them, or half."""
     return sorted({-(-filters // (parts * CHANNELS)) * CHANNELS for parts in (1, 2)}, reverse=True)
+
+
+def _expanding(tile: InvertedTile) -> list[InvertedTile]:
+    """Ways to share the expansion among the warps."""
+    shares = ((2, 1), (1, 1), (2, 2)) if tile.slice_k % (2 * STEP) == 0 else ((2, 1), (1, 1))
+    return [replace(tile, expand_m=pixels, expand_n=columns) for pixels, columns in shares]
+
+
+def _longest(block: InvertedResidual, tile: InvertedTile) -> float:
+    """Tiles of 16 pixels and all channels of a slice that the busiest warp expands."""
+    return tile.expand_turns(block) * tile.expand_m / tile.expand_n

@@ -108,6 +108,7 @@ class InvertedTile:
         stages: of the ring of weights.
         expand_m: tiles of 16 pixels that a warp expands at a time.
         block_n: filters of a block of threads.
+        expand_n: warps that share such tiles, each with a part of the slice.
         cluster: blocks of threads that share a tile, each with some of the slices.
     """
 
@@ -120,6 +121,7 @@ class InvertedTile:
     stages: int
     expand_m: int
     block_n: int
+    expand_n: int = 1
     cluster: int = 1
 
     @property
@@ -128,24 +130,27 @@ class InvertedTile:
         return Knobs.of(
             octets=self.octets, rows=self.rows, bands=self.bands, warps_k=self.warps_k, slice_k=self.slice_k,
             windows=self.windows, stages=self.stages, expand_m=self.expand_m, block_n=self.block_n,
-            cluster=self.cluster,
+            expand_n=self.expand_n, cluster=self.cluster,
         )  # fmt: skip
 
     @classmethod
     def of(cls, knobs: Knobs) -> InvertedTile:
         """Inverse of `knobs`; raises InputError for knobs that name no valid configuration."""
-        names = "octets", "rows", "bands", "warps_k", "slice_k", "windows", "stages", "expand_m", "block_n", "cluster"
+        names = (
+            "octets", "rows", "bands", "warps_k", "slice_k", "windows", "stages", "expand_m", "block_n", "expand_n",
+            "cluster",
+        )  # fmt: skip
         tile = cls(*(knobs.integer(name) for name in names))
-        right = min(tile.octets, tile.rows, tile.bands, tile.warps_k, tile.slice_k, tile.block_n) >= 1
-        right = (
-            right and tile.octets * tile.bands % 2 == 0 and tile.warps <= MOST_WARPS and tile.block_n % CHANNELS == 0
-        )
-        right = right and tile.slice_k % (STEP * tile.warps_k) == 0 and tile.windows in (1, 2)
-        if not (right and tile.windows < tile.stages <= 6 and tile.expand_m in (1, 2) and tile.cluster in (1, 2, 4, 8)):
+        positive = min(knobs.integer(name) for name in names) >= 1
+        right = positive and tile.octets * tile.bands % 2 == 0 and tile.warps <= MOST_WARPS and tile.stages <= 6
+        right = right and tile.slice_k % (STEP * tile.warps_k) == tile.slice_k % (STEP * tile.expand_n) == 0
+        right = right and tile.block_n % CHANNELS == 0 and tile.windows < min(tile.stages, 3)
+        if not (right and max(tile.expand_m, tile.expand_n) <= 2 and tile.cluster in (1, 2, 4, 8)):
             raise InputError(
                 "knobs", str(knobs),
-                "octets and bands with an even product, up to 16 warps, slice_k in multiples of 16 warps_k, 1 or 2 windows, more "
-                "stages than windows, expand_m 1 or 2, block_n in multiples of 8, clusters of 1, 2, 4 or 8",
+                "octets and bands with an even product, up to 16 warps, slice_k in multiples of 16 warps_k and of 16 expand_n, "
+                "1 or 2 windows, more stages than windows, up to 6, expand_m and expand_n 1 or 2, block_n in multiples of 8, "
+                "clusters of 1, 2, 4 or 8",
             )  # fmt: skip
         return tile
 
@@ -188,7 +193,7 @@ class InvertedTile:
 
     def expand_turns(self, block: InvertedResidual) -> int:
         """How often a warp expands `expand_m` tiles of 16 pixels, for each slice."""
-        return -(-self.positions(block) // (STEP * self.expand_m * self.warps))
+        return -(-(-(-self.positions(block) // (STEP * self.expand_m)) * self.expand_n) // self.warps)
 
     def stage_bytes(self, block: InvertedResidual) -> int:
         """A slice of the weights, as the kernel lays it out."""
@@ -211,7 +216,7 @@ class InvertedTile:
     def registers(self, block: InvertedResidual) -> int:
         """Registers that a thread needs, about."""
         filtering = _FILTERING + _A_ROW * self.rows + 6 * (block.taps * block.taps - 9)
-        return self.sums + max(_EXPANDING + self.expand_m * self.slice_k // 2, filtering)
+        return self.sums + max(_EXPANDING + self.expand_m * self.slice_k // (2 * self.expand_n), filtering)
 
     def blocks_per_sm(self, block: InvertedResidual, *, hopper: bool) -> int:
         """Blocks of threads that a multiprocessor has at one time; the compiler keeps registers for as many."""
@@ -239,7 +244,7 @@ class InvertedTile:
             "HAS_RESIDUAL": int(block.residual), "BFLOAT": int(block.dtype == "bf16"), "DEPENDENT": int(hopper),
             "OCTETS": self.octets, "ROWS": self.rows, "BANDS": self.bands, "WARPS_K": self.warps_k,
             "SLICE": self.slice_k, "SLICES": self.slices(block), "WINDOWS": self.windows, "STAGES": self.stages,
-            "EXPAND_M": self.expand_m, "BLOCK_N": self.block_n,
+            "EXPAND_M": self.expand_m, "EXPAND_N": self.expand_n, "BLOCK_N": self.block_n,
             "CLUSTER": self.cluster, "MIN_BLOCKS": self.blocks_per_sm(block, hopper=hopper),
         }  # fmt: skip
 

@@ -65,17 +65,16 @@ DEVICE void load_pixels(u32 base, const Tile& tile, const Half* __restrict__ x) 
 // The first convolution of a slice.
 DEVICE void expand(u32 base, u32 stage, u32 window) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const u32 filter = stage + (lane / 16 * 8 + lane % 8) * X_PITCH + lane / 8 % 2 * 16;
 #pragma unroll 1
-  for (int turn = 0; turn < EXPAND_TURNS; turn++) {
-    const int first = (turn * WARPS + warp) * EXPAND_M;
-    if (first >= EXPAND_TILES) break;
+  for (int item = warp; item < EXPAND_ITEMS; item += WARPS) {
+    const int first = item / EXPAND_N * EXPAND_M, column = item % EXPAND_N * EXPAND_COLUMNS;
+    const u32 filter = stage + (column + lane / 16 * 8 + lane % 8) * X_PITCH + lane / 8 % 2 * 16;
     const u32 there = ld_shared_u32(base + MASKS + first / 2 * 4) >> first % 2 * 16;
-    float v[EXPAND_M][SLICE / 8][4];
+    float v[EXPAND_M][EXPAND_COLUMNS / 8][4];
 #pragma unroll
-    for (int n = 0; n < SLICE / 8; n++) {
+    for (int n = 0; n < EXPAND_COLUMNS / 8; n++) {
       float bias[2];
-      ld_shared_v2(bias, stage + BIAS_AT + (n * 8 + lane % 4 * 2) * 4);
+      ld_shared_v2(bias, stage + BIAS_AT + (column + n * 8 + lane % 4 * 2) * 4);
 #pragma unroll
       for (int m = 0; m < EXPAND_M; m++) v[m][n][0] = v[m][n][2] = bias[0], v[m][n][1] = v[m][n][3] = bias[1];
     }
@@ -91,7 +90,7 @@ DEVICE void expand(u32 base, u32 stage, u32 window) {
 #pragma unroll
       for (int m = 0; m < EXPAND_M; m++) ldmatrix_x4(a[m], pixel[m] + step * 32);
 #pragma unroll
-      for (int n = 0; n < SLICE / 8; n += 2) {
+      for (int n = 0; n < EXPAND_COLUMNS / 8; n += 2) {
         u32 b[4];
         ldmatrix_x4(b, filter + n * 8 * X_PITCH + step * 32);
 #pragma unroll
@@ -105,10 +104,10 @@ DEVICE void expand(u32 base, u32 stage, u32 window) {
     for (int m = 0; m < EXPAND_M; m++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        u32 to = window + ((first + m) * 16 + half * 8 + lane / 4) * WINDOW_PITCH + lane % 4 * 4;
+        u32 to = window + ((first + m) * 16 + half * 8 + lane / 4) * WINDOW_PITCH + column * 2 + lane % 4 * 4;
         if (there >> (m * 16 + half * 8 + lane / 4) & 1)
 #pragma unroll
-          for (int n = 0; n < SLICE / 8; n++)
+          for (int n = 0; n < EXPAND_COLUMNS / 8; n++)
             st_shared_u32(to + n * 16, activate_pair<BFLOAT, FIRST_ACTIVATION>(v[m][n][half * 2], v[m][n][half * 2 + 1]));
       }
   }

@@ -86,7 +86,7 @@ CASES = {
     "one pair of units": (SMALL, InvertedTile(2, 3, 1, 1, 16, 1, 2, 2, 16)),
     "two windows, warps share units, odd sides, a slice in part": (
         replace(SMALL, n=2, h=7, c=24, mid=72, k=24),
-        InvertedTile(2, 2, 2, 2, 32, 2, 3, 1, 24),
+        InvertedTile(2, 2, 2, 2, 32, 2, 3, 2, 24, 2),
     ),
     "stride 2, odd sides, three stages, filters in parts": (
         replace(SMALL, h=11, w=17, k=40, stride=2, residual=False, activations=("relu", "none")),
@@ -106,11 +106,11 @@ CASES = {
     ),
     "a cluster of two, with two slices and one": (
         replace(SMALL, n=2, h=4),
-        InvertedTile(2, 2, 2, 1, 16, 1, 2, 1, 16, 2),
+        InvertedTile(2, 2, 2, 1, 16, 1, 2, 1, 16, cluster=2),
     ),
     "a cluster of four, two windows, warps share units": (
         replace(SMALL, h=5, mid=128, k=40, residual=False),
-        InvertedTile(2, 1, 1, 2, 32, 2, 3, 1, 24, 4),
+        InvertedTile(2, 1, 1, 2, 32, 2, 3, 1, 24, 2, 4),
     ),
     "smaller than a tile": (replace(SMALL, n=3, h=2, w=1), InvertedTile(2, 4, 1, 1, 16, 1, 2, 1, 16)),
 }

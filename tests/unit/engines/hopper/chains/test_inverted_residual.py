@@ -111,7 +111,7 @@ def test_every_proposal_fits_and_its_knobs_come_back(name, target) -> None:
     "knobs",
     [
         "octets=1", "rows=0", "bands=3", "warps_k=5", "slice_k=24", "windows=3", "stages=1", "stages=7", "expand_m=3",
-        "block_n=12", "cluster=3",
+        "block_n=12", "cluster=3", "expand_n=3",
     ],
 )  # fmt: skip
 def test_knobs_that_name_no_tile_are_refused(knobs) -> None:
@@ -123,7 +123,7 @@ def test_knobs_that_name_no_tile_are_refused(knobs) -> None:
 
 
 def test_clusters_are_for_hopper_alone() -> None:
-    knobs = InvertedTile(2, 2, 1, 1, 48, 1, 2, 1, 24, 2).knobs
+    knobs = InvertedTile(2, 2, 1, 1, 48, 1, 2, 1, 24, cluster=2).knobs
     with pytest.raises(InputError, match=r"capability 9\.0 for clusters"):
         ENGINE.build(inverted_sample(), knobs, A100)
 

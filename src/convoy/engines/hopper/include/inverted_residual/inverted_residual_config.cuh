@@ -25,6 +25,7 @@ enum TileParameter : int {
   WINDOWS = 1,  // of expanded values: with 2, a slice is expanded while the slice before it is filtered
   STAGES = 2,  // of the ring of weights: more than WINDOWS
   EXPAND_M = 2,  // tiles of 16 pixels that a warp expands at a time
+  EXPAND_N = 1,  // warps that share such tiles, each with a part of the slice: a multiple of 16 channels
   CLUSTER = 1,  // blocks of a tile, each with a part of the slices; more than one from capability 9.0 on
   BLOCK_N = 24,  // filters of a block: a multiple of 8
   MIN_BLOCKS = 1,  // of a multiprocessor, for which the compiler keeps registers

@@ -23,7 +23,8 @@ enum : int {
   EVEN_COLUMNS = (IN_COLUMNS + 1) / 2,
   POSITIONS = IN_ROWS * IN_COLUMNS,
   EXPAND_TILES = (POSITIONS + 15) / 16,
-  EXPAND_TURNS = (EXPAND_TILES + EXPAND_M * WARPS - 1) / (EXPAND_M * WARPS),
+  EXPAND_ITEMS = (EXPAND_TILES + EXPAND_M - 1) / EXPAND_M * EXPAND_N,
+  EXPAND_COLUMNS = SLICE / EXPAND_N,
   AHEAD = STAGES - WINDOWS,  // slices of weights that are under way
   DEPTH = (CHANNELS + 15) / 16 * 16,
   EXPAND_UNROLL = DEPTH > 64 ? 2 : 4,  // steps; with all of many steps' loads in front, ptxas runs out of registers

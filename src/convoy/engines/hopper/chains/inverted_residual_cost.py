@@ -15,7 +15,7 @@ from typing import Final
 
 from convoy.engines.hopper.chains.inverted_residual_tile_config import (
     CHANNELS,
-    MOST_WARPS,
+    MOST_SUMS,
     STEP,
     InvertedResidual,
     InvertedTile,
@@ -41,6 +41,13 @@ _WEIGHT_BYTES_US: Final = 4.0e6
 _MEMORY_BYTES_US: Final = 3.0e6
 _COPY_BYTES_CLOCK: Final = 24.0
 """From the L2 cache for all multiprocessors, from memory, and for one block of threads."""
+
+_ROWS: Final = (1, 2, 3, 4, 5, 7)
+_WARPS: Final = 8
+"""Rows of a unit, and the most warps, that are looked at."""
+
+_MOST_WASTE: Final = 1.25
+"""Rows of all tiles for each row of y."""
 
 _MOST: Final = 16
 _ALIKE: Final = 2
@@ -137,16 +144,19 @@ def inverted_tiles(
 def _candidates(block: InvertedResidual, units: int, clusters: Sequence[int]) -> Iterator[InvertedTile]:
     widest = -(-block.q // 8)
     octets = sorted({-(-widest // parts) for parts in range(1, widest + 1)})
-    for across, rows, bands, warps_k in product(octets, range(1, 8), range(1, 17), (1, 2, 4)):
-        warps = across * bands // 2 * warps_k
-        if across * bands % 2 or not 0 < warps <= MOST_WARPS or (rows * (bands - 1) >= block.p and bands > 2):
+    for across, rows, bands in product(octets, _ROWS, range(1, 17)):
+        high = rows * bands
+        if across * bands % 2 or across * bands > 2 * _WARPS or -(-block.p // high) * high > _MOST_WASTE * block.p + 1:
             continue
-        for slice_k, windows, block_n in product((16, 32, 48, 64), (1, 2), _columns(block.k)):
-            if slice_k % (STEP * warps_k) or slice_k > -(-block.mid // STEP) * STEP:
+        for warps_k, slice_k, block_n in product((1, 2, 4), (16, 32, 48, 64), _columns(block.k)):
+            right = across * bands // 2 * warps_k <= _WARPS and slice_k % (STEP * warps_k) == 0
+            if not right or rows * block_n > 2 * MOST_SUMS or slice_k > -(-block.mid // STEP) * STEP:
                 continue
-            tile = InvertedTile(across, rows, bands, warps_k, slice_k, windows, windows + 1, 1, block_n)
+            tile = InvertedTile(across, rows, bands, warps_k, slice_k, 1, 2, 1, block_n)
             tile = min(_expanding(tile), key=lambda one: (_longest(block, one), -one.expand_m, one.expand_n))
-            yield from (replace(tile, cluster=n) for n in clusters if n == 1 or n * tile.grid(block) <= 2 * units)
+            for windows, cluster in product((1, 2), clusters):
+                if cluster == 1 or cluster * tile.grid(block) <= 2 * units:
+                    yield replace(tile, windows=windows, stages=windows + 1, cluster=cluster)
 
 
 def _columns(filters: int) -> list[int]:

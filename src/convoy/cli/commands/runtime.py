@@ -15,7 +15,7 @@ def runtime(
         Path, typer.Argument(metavar="FOLDER", help="Folder for convoy.h, the sources and libconvoy.so.")
     ],
 ) -> None:
-    """Write and compile libconvoy, the C runtime of packages that were exported with --portable, into FOLDER."""
+    """Write and compile libconvoy, the C runtime of portable packages and of those for GPUs, into FOLDER."""
     from convoy.package.runtime_library import write_runtime
 
     made = write_runtime(folder)

@@ -23,7 +23,9 @@ Plan = Annotated[
 Portable = Annotated[
     bool,
     typer.Option(
-        "--portable", help="Only Convoy's own kernels, so that the C runtime can run it.", rich_help_panel=GOAL
+        "--portable",
+        help="Only Convoy's own kernels. On a CPU the C runtime runs no other packages; on a GPU it then needs no cuDNN.",
+        rich_help_panel=GOAL,
     ),
 ]
 Device = Annotated[

@@ -60,7 +60,7 @@ def own_engines(settings: Settings, device: str, *, portable: bool = True) -> li
 
 
 def portable_plan(net: Net, settings: Settings, deadline: Deadline | None = None, *, portable: bool = True) -> Plan:
-    """A plan of what a package can hold: of rows measured on this machine, and of the engines' estimates for the rest.
+    """Choose a plan for a package, by rows measured on this machine, and by the engines' estimates for the rest.
 
     On a GPU the effort is at least `quick`: which of a kernel's forms can be built there is known only when it was built.
 

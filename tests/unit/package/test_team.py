@@ -150,7 +150,7 @@ SANITIZERS = {
 
 
 def built(folder: Path, source: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """What the compiler says of a source; the program is `team` in the folder."""
+    """Compile a source to the program `team` in the folder; the compiler's messages."""
     text = folder / "team.c"
     text.write_text(source, encoding="utf-8")
     warnings = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
@@ -161,7 +161,7 @@ def built(folder: Path, source: str, *flags: str) -> subprocess.CompletedProcess
 def said(
     folder: Path, size: int, flags: tuple[str, ...], change: tuple[str, str] = ("", ""), patience: int = 60
 ) -> str:
-    """What the program says with a team of so many threads, and its exit status where that is not 0."""
+    """Run the program with a team of so many threads; its output, and its exit status where that is not 0."""
     if not compiler_support():
         pytest.skip("needs a C compiler")
     loops = PARALLEL_H.read_text(encoding="utf-8") + TEAM_C.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the programs of a CUDA package share: kernels, cuDNN's plans and constants, each once."""
+"""The programs of a CUDA package share kernels, cuDNN's plans and constants: each is in the package once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan's text out of what the frontend writes: UBJSON as its specification says, and refusals of what cannot be run alone."""
+"""The reader of the frontend's UBJSON finds a plan's text, and refuses plans that need the frontend at each run."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_such_a_gradient_among_others_is_refused() -> None:
 
 
 def result(engine: str, problem: SubgraphProblem) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an engine computes, whether it supports it or not, and the exact result in float64."""
+    """An engine's result, whether it supports the problem or not, and the exact one in float64."""
     data = make_data(problem, 1, "normal")
     (exact,) = oracle(problem, data)
     built = load_engine(engine).build(problem, Knobs(), CPU)

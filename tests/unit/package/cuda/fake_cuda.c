@@ -177,7 +177,7 @@ result cuTensorMapReplaceAddress(void *map, void *to) {
 
 typedef struct {
     function *f;
-    int (*library)(address *operands); /* a library's kernel */
+    int (*work)(address *operands); /* a library's kernel */
     address operands[8];
     char arguments[8][128];
     address to, from;
@@ -214,7 +214,7 @@ result cuGraphAddKernelNode_v2(node **made, graph *g, void *after, size_t count,
 /* Work of a library on a stream: done at once, or a node of the graph that is being captured. The last operand is no address. */
 static graph *capturing;
 result fake_cuda_library(int (*work)(address *), const address *operands, int count) {
-    node n = {.library = work}, *made;
+    node n = {.work = work}, *made;
     memcpy(n.operands, operands, (size_t)count * sizeof *operands);
     for (int i = 0; i < count - 1; i++)
         if (operands[i] && !inside(operands[i], 1)) return INVALID;
@@ -298,7 +298,7 @@ result cuGraphExecDestroy(graph *g) { return free(g), execs--, OK; }
 static result run(node *n) {
     void *arguments[8];
     for (int i = 0; i < 8; i++) arguments[i] = n->arguments[i];
-    if (n->library) return n->library(n->operands) ? INVALID : OK;
+    if (n->work) return n->work(n->operands) ? INVALID : OK;
     if (n->f)
         n->f->run(arguments);
     else if (n->from)

@@ -18,7 +18,7 @@ from convoy.engines.hopper.chains.inverted_residual_tile_config import (
 def pack_slices(
     weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], block: InvertedResidual, tile: InvertedTile
 ) -> torch.Tensor:
-    """What a block of threads copies for each slice of the channels inside.
+    """Pack the weights and biases that a block of threads copies for each slice of the channels inside.
 
     Args:
         weights: [mid, c, 1, 1], [mid, 1, taps, taps] and [k, mid, 1, 1].

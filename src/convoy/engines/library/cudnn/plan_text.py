@@ -17,7 +17,7 @@ _PLAN: Final = "cudnn_backend_data"
 _AROUND: Final = (
     "pass_by_values", "workspace_modifications", "variant_pack_replacements", "aligned_operands", "fe_workspace_size",
 )  # fmt: skip
-"""Keys of work that the frontend does around a run: empty or 0 where there is none."""
+"""Keys that say which work the frontend does before or after a run; empty or 0: none."""
 
 _NUMBERS: Final[Mapping[bytes, str]] = {
     b"i": ">b", b"U": ">B", b"I": ">h", b"l": ">i", b"L": ">q", b"d": ">f", b"D": ">d",

@@ -9,6 +9,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs
@@ -199,7 +200,7 @@ def test_launches_repeat_to_the_bit_and_share_no_state_between_threads(engine):
     packed = [executable.pack(data.constants) for data in inputs]
 
     def launch(index):
-        empty = torch.empty(problem.y_spec.shape)
+        empty = torch.empty(problem.y_spec.shape, dtype=DTYPES[problem.y_spec.dtype])
         results = [None if executable.allocates_results else empty.contiguous(memory_format=_format(problem))]
         size = executable.workspace_bytes
         buffers = Buffers(inputs[index].args, results, packed[index])

@@ -1,4 +1,4 @@
-"""An inverted residual block: three convolutions with what follows each, for an engine that computes them as one kernel.
+"""Propose inverted residual blocks, three convolutions with their activations, for an engine that computes one as one kernel.
 
 before: %a = conv2d(%x, %w1, %b1, ...); %p = aten.relu6.default(%a)          1x1 to more channels
         %b = conv2d(%p, %w2, %b2, ...); %q = aten.relu6.default(%b)          one filter a channel, 3x3 or 5x5, stride 1 or 2

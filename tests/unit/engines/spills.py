@@ -9,7 +9,7 @@ _PROPERTIES = re.compile(r"(?<![\d.])(\d+) bytes stack frame, (\d+) bytes spill 
 
 
 def spilled_bytes(log: str) -> list[int]:
-    """For each function of a log of `ptxas -v`, kernels and what they call: bytes of spill stores and loads together.
+    """Bytes of spill stores and loads together, of each kernel and each function that a log of `ptxas -v` names.
 
     Raises:
         AssertionError: the log names no kernel, or has fewer numbers than kernels.

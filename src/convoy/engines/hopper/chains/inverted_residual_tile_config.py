@@ -23,7 +23,7 @@ MOST_WARPS: Final = 16
 _EXPANDING: Final = 64
 _FILTERING: Final = 56
 _A_ROW: Final = 12
-"""Registers of a thread besides its sums (NVRTC 13.0): beside what it expands; while it filters, and for each row of a unit."""
+"""Registers that a thread needs besides its sums, by NVRTC 13.0: to expand; to filter, and for each row of a unit more."""
 
 _MOST_REGISTERS: Final = 248
 """By that count: with 252, some settings spilled eight bytes."""

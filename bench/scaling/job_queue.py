@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from convoy.compare.scaling.scaling_jobs import ScalingJob
 
 LEAST_S = 25.0
 """A job is not begun when less time is left: NCCL and the rounds alone take as long."""
+
+POLL_S = 0.1
+"""How often a group looks whether a job has prepared."""
 
 
 class Clock:
@@ -66,6 +70,34 @@ class Places:
         return any(place.devices & other.devices for other in before)
 
 
+class PreparedGroup:
+    """Jobs that prepare beside each other. None of them is timed before all have prepared, have ended, or have taken too long."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._changed = threading.Condition()
+
+    def await_own(self, prepared: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until one job has prepared, or has ended; false where it has not after so many seconds."""
+        end = time.monotonic() + limit_s
+        while not prepared():
+            if time.monotonic() > end:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def leave(self) -> None:
+        """A job prepares no longer."""
+        with self._changed:
+            self._left -= 1
+            self._changed.notify_all()
+
+    def await_others(self) -> None:
+        """Wait until no job prepares."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._left == 0)
+
+
 @dataclass(frozen=True, slots=True)
 class JobQueue:
     """The places of all jobs, and the time of the call."""
@@ -73,40 +105,82 @@ class JobQueue:
     places: Places
     clock: Clock
 
-    def run(self, job: ScalingJob, place: Place, visible: Sequence[str]) -> Row | None:
-        """Run a job at its place; None where too little time was left, or where the call's end cut it off."""
-        cut = False
+    def run(
+        self, job: ScalingJob, place: Place, visible: Sequence[str], group: PreparedGroup | None = None
+    ) -> Row | None:
+        """Run a job at its place; None where too little time was left, or where the call's end cut it off.
+
+        Args:
+            job: to run.
+            place: its own.
+            visible: the GPUs that it may use.
+            group: the jobs that prepare beside it: none is timed before all have prepared.
+        """
+        cut = late = False
+        leave = once(group.leave) if group is not None else None
 
         @contextmanager
-        def turn() -> Iterator[float]:
-            nonlocal cut
+        def turn(prepared: Callable[[], bool]) -> Iterator[float]:
+            nonlocal cut, late
+            if group is not None and leave is not None:
+                limit_s = min(self.clock.left_s, job.request.timeout_s)
+                late = not group.await_own(prepared, limit_s)
+                cut = late and limit_s < job.request.timeout_s
+                if late:
+                    yield 0.0
+                    return
+                leave()
+                group.await_others()
             self.places.await_turn(place)
             left_s = self.clock.left_s
             cut = left_s < job.request.timeout_s
             yield min(left_s, job.request.timeout_s) if left_s > LEAST_S else 0.0
 
         try:
-            row = scaling_launch.run(job, devices=visible, turn=turn)
+            row = scaling_launch.run(job, devices=visible, turn=turn, prepare_first=group is not None)
         finally:
             self.places.leave(place)
+            if leave is not None:
+                leave()
+        if late and not cut:
+            return job.row(status="timeout", reason=f"not prepared after {job.request.timeout_s:g} s")
         return None if row is not None and cut and row.status == "timeout" else row
 
 
+def once(call: Callable[[], None]) -> Callable[[], None]:
+    """A function that calls another the first time."""
+    todo = [call]
+
+    def called() -> None:
+        if todo:
+            todo.pop()()
+
+    return called
+
+
 def run_jobs(
-    jobs: Sequence[ScalingJob], devices: Sequence[str], clock: Clock, take: Callable[[Row], None], *, beside: bool
+    jobs: Sequence[ScalingJob],
+    devices: Sequence[str],
+    clock: Clock,
+    take: Callable[[Row], None],
+    *,
+    beside: bool,
+    together: int = 1,
 ) -> None:
     """Run jobs; those that the time does not suffice for are not begun, or dropped.
 
-    While jobs run, the processes of the next one start and import modules.
+    While jobs run, the processes of the next one start and import modules. With `together` above 1, jobs prepare in groups, each
+    GPU for as many jobs at once, and are timed when the whole group has prepared, each alone on its GPUs.
 
     Args:
         jobs: the most important first.
         devices: GPUs, as `CUDA_VISIBLE_DEVICES` names them.
         clock: of the whole call.
         take: is given each row.
-        beside: whether jobs run beside each other.
+        beside: whether jobs run beside each other, on other GPUs.
+        together: most jobs that prepare on one GPU at once.
     """
-    queue, running, first = JobQueue(Places(), clock), set[Future[Row | None]](), 0
+    queue, running = JobQueue(Places(), clock), set[Future[Row | None]]()
 
     def collect(most: int) -> None:
         while len(running) > most:
@@ -116,11 +190,44 @@ def run_jobs(
                 if row is not None:
                     take(row)
 
-    with ThreadPoolExecutor(len(devices) + 1) as pool:
-        for job in jobs:
-            own = [devices[(first + index) % len(devices)] for index in range(job.processes)]
-            first = (first + job.processes) % len(devices)
-            collect(len(devices) // job.processes if beside else 1)
-            place = queue.places.enter(own if beside else devices)
-            running.add(pool.submit(queue.run, job, place, own if job.request.device == "cuda" else ()))
-        collect(0)
+    def start(job: ScalingJob, own: Sequence[str], group: PreparedGroup | None) -> None:
+        place = queue.places.enter(own if beside else devices)
+        running.add(pool.submit(queue.run, job, place, own if job.request.device == "cuda" else (), group))
+
+    placed = list(_on_gpus(jobs, devices))
+    with ThreadPoolExecutor(len(devices) * together + 1) as pool:
+        if together > 1:
+            for members in _groups(placed, together):
+                group = PreparedGroup(len(members))
+                for job, own in members if clock.left_s > LEAST_S else ():
+                    start(job, own, group)
+                collect(0)
+        else:
+            for job, own in placed:
+                collect(len(devices) // job.processes if beside else 1)
+                start(job, own, None)
+            collect(0)
+
+
+def _on_gpus(jobs: Sequence[ScalingJob], devices: Sequence[str]) -> Iterator[tuple[ScalingJob, list[str]]]:
+    """Each job with its GPUs, all of which take turns."""
+    first = 0
+    for job in jobs:
+        yield job, [devices[(first + index) % len(devices)] for index in range(job.processes)]
+        first = (first + job.processes) % len(devices)
+
+
+def _groups(
+    placed: Sequence[tuple[ScalingJob, list[str]]], together: int
+) -> Iterator[list[tuple[ScalingJob, list[str]]]]:
+    """Jobs in order, in groups whose jobs all have as many processes, and of which no GPU has more than `together`."""
+    group: list[tuple[ScalingJob, list[str]]] = []
+    used = Counter[str]()
+    for job, own in placed:
+        if group and (group[-1][0].processes != job.processes or any(used[name] >= together for name in own)):
+            yield group
+            group, used = [], Counter()
+        group.append((job, own))
+        used.update(own)
+    if group:
+        yield group

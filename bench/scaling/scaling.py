@@ -100,10 +100,8 @@ def measure(options: argparse.Namespace) -> Run:
     """Run all jobs; the run file and the CSV are written after each row."""
     clock = Clock(options.seconds)
     beside = ", jobs beside each other on other GPUs" if options.beside else ""
-    protocol = (
-        f"torchrun, 7 rounds in turn of at least {options.round_s:g} s, the slowest process counts{beside}; the next job's "
-        "processes import modules meanwhile"
-    )
+    # Jobs that prepare together are timed when nothing prepares, so that their rows are like those of a job alone.
+    protocol = f"torchrun, 7 rounds in turn of at least {options.round_s:g} s, the slowest process counts{beside}"
     asked = {"command": "bench/scaling", "dtype": options.dtype, "size": options.size, "seconds": options.round_s}
     run = Run("scaling", make_manifest(device=options.device, protocol=protocol, request=asked))
     if options.known is not None:
@@ -129,7 +127,7 @@ def measure(options: argparse.Namespace) -> Run:
         )
 
     todo = [job for job in jobs(options) if run.row(job.row().key) is None]
-    run_jobs(todo, devices, clock, take, beside=options.beside)
+    run_jobs(todo, devices, clock, take, beside=options.beside, together=options.together)
     return run
 
 
@@ -182,6 +180,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--plans", type=Path, help="folder of Convoy's plans; by default FOLDER/plans")
     made.add_argument("--known", type=Path, help="run file of an earlier call, whose rows are not measured again")
     made.add_argument("--beside", action="store_true", help="jobs that do not need all GPUs run beside each other")
+    made.add_argument(
+        "--together", type=int, default=1, help="jobs that prepare at once on a GPU; each is timed alone there"
+    )
     made.add_argument("--seconds", type=float, default=540.0, help="of the whole call")
     made.add_argument("--timeout-s", type=float, default=300.0, help="of one job")
     made.add_argument("--round-s", type=float, default=0.2)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench.scaling import scaling
+from bench.scaling import job_queue, scaling
 from bench.scaling.job_queue import LEAST_S, Clock, run_jobs
 from bench.scaling.network_model import (
     Measured,
@@ -56,8 +56,8 @@ def jobs(count: int, processes: int, timeout_s: float = 300.0) -> list[ScalingJo
 def test_jobs_beside_each_other_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
     lock, used, seen, together = threading.Lock(), list[str](), list[Row](), [0]
 
-    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn) -> Row:
-        with turn() as limit_s:
+    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn, prepare_first: bool = False) -> Row:
+        with turn(lambda: True) as limit_s:
             with lock:
                 assert limit_s == job.request.timeout_s
                 assert not set(used) & set(devices)
@@ -82,12 +82,12 @@ def test_the_next_jobs_processes_start_before_its_turn_and_jobs_keep_their_order
     events: list[str] = []
     second_is_there = threading.Event()
 
-    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn) -> Row:
+    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn, prepare_first: bool = False) -> Row:
         name = job.request.model
         events.append(f"{name} starts")
         if name == "net1":
             second_is_there.set()
-        with turn():
+        with turn(lambda: True):
             assert name != "net0" or second_is_there.wait(20)
             events.append(f"{name} runs")
         return job.row(status="crashed", reason="x")
@@ -99,9 +99,9 @@ def test_the_next_jobs_processes_start_before_its_turn_and_jobs_keep_their_order
 
 
 def test_a_job_that_fails_before_its_turn_gives_its_place_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn) -> Row:
+    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn, prepare_first: bool = False) -> Row:
         if job.request.model != "net0":
-            with turn():
+            with turn(lambda: True):
                 pass
         return job.row(status="launch_error", reason="port 1 is in use")
 
@@ -114,8 +114,8 @@ def test_a_job_that_fails_before_its_turn_gives_its_place_up(monkeypatch: pytest
 def test_what_the_calls_end_cuts_off_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
 
-    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn) -> Row | None:
-        with turn() as limit_s:
+    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn, prepare_first: bool = False) -> Row | None:
+        with turn(lambda: True) as limit_s:
             limits.append(limit_s)
             return job.row(status="timeout", reason="no end") if limit_s else None
 
@@ -127,6 +127,64 @@ def test_what_the_calls_end_cuts_off_is_no_row(monkeypatch: pytest.MonkeyPatch) 
     assert [row.status for row in seen] == ["timeout"]  # the job's own limit
     run_jobs(jobs(1, 1), ["0"], Clock(LEAST_S - 1), seen.append, beside=False)
     assert (limits[-1], len(seen)) == (0, 1)  # not begun
+
+
+def test_jobs_of_a_group_prepare_beside_each_other_and_are_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, preparing, timed = threading.Lock(), set[str](), set[str]()
+    most, groups = [0], list[frozenset[str]]()
+
+    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn, prepare_first: bool) -> Row:
+        assert prepare_first
+        name, end = job.request.model, time.monotonic() + 0.05
+        with lock:
+            preparing.add(name)
+            most[0] = max(most[0], len(preparing))
+        with turn(lambda: time.monotonic() > end):
+            with lock:
+                groups.append(frozenset(preparing))
+                assert not timed & set(devices)
+                timed.update(devices)
+            time.sleep(0.01)
+            with lock:
+                timed.difference_update(devices)
+        return job.row(status="crashed", reason="x")
+
+    monkeypatch.setattr(scaling_launch, "run", run)
+    queued = [*jobs(4, 1), *(replace(job, request=replace(job.request, model="pair")) for job in jobs(1, 2))]
+    seen: list[Row] = []
+    run_jobs(queued, ["0", "1"], Clock(1000), seen.append, beside=True, together=2)
+    four = {f"net{number}" for number in range(4)}
+    assert most == [5]  # names of the first group stay in the set
+    assert groups == [frozenset(four)] * 4 + [frozenset(four | {"pair"})]
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize("how", ["fails at once", "is late", "is cut off"])
+def test_a_job_that_does_not_prepare_keeps_its_group_no_longer_than_it_may(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def run(job: ScalingJob, devices: list[str], turn: scaling_launch.Turn, prepare_first: bool) -> Row | None:
+        bad = job.request.model == "net0"
+        if bad and how == "fails at once":
+            return job.row(status="launch_error", reason="port 1 is in use")
+        with turn(lambda: not bad) as limit_s:
+            return job.row(status="crashed", reason="timed") if limit_s > 0 else None
+
+    monkeypatch.setattr(scaling_launch, "run", run)
+    monkeypatch.setattr(job_queue, "LEAST_S", 0.0)
+    seen: list[Row] = []
+    limit_s, clock = (0.3, Clock(1000)) if how == "is late" else (300.0, Clock(1.0))
+    first, *others = jobs(3, 1)
+    first = replace(first, request=replace(first.request, timeout_s=limit_s))
+    run_jobs([first, *others], ["0", "1"], clock, seen.append, beside=True, together=2)
+    reasons = {row.subject: (row.status, row.reason) for row in seen}
+    expected = {
+        "fails at once": ("launch_error", "port 1 is in use"),
+        "is late": ("timeout", "not prepared after 0.3 s"),
+    }
+    assert reasons.get("net0") == expected.get(how)
+    if how != "is cut off":
+        assert reasons["net1"] == reasons["net2"] == ("crashed", "timed")
 
 
 def rows(tmp_path: Path):

@@ -27,10 +27,15 @@ LAUNCHER: Final = "CONVOY_LAUNCHER"
 """Environment variable with the process that started torchrun: when that process is gone, the worker ends."""
 
 TURN: Final = "turn"
-"""Name of the file in a job's folder that tells the processes to begin: until then they only import modules."""
+"""Name of the file in a job's folder that tells the processes to begin: until then they only import modules. Where they prepare
+first, it tells them to time."""
 
-Turn = Callable[[], AbstractContextManager[float]]
-"""Entered when a job's processes are there, and left at their end; gives the seconds that the job may take, 0 for none at all."""
+PREPARED: Final = "prepared"
+"""Beginning of the names of the files by which processes that prepare first say that they have."""
+
+Turn = Callable[[Callable[[], bool]], AbstractContextManager[float]]
+"""Entered when a job's processes are there, and left at their end; gives the seconds that the job may take, 0 for none at all.
+Its argument says whether all processes have prepared, or have ended."""
 
 GRACE_S: Final = 10.0
 """How long torchrun may take to end its workers; a worker whose torchrun is gone ends by itself."""
@@ -73,6 +78,8 @@ def run(
     make: Callable[[ScalingJob, Path], Sequence[str]] = command,
     devices: Sequence[str] = (),
     turn: Turn | None = None,
+    *,
+    prepare_first: bool = False,
 ) -> Row | None:
     """Run a job to its end.
 
@@ -81,6 +88,7 @@ def run(
         make: gives the argument list.
         devices: GPUs that it may use, as `CUDA_VISIBLE_DEVICES` names them; none: those that this process may use.
         turn: waits until no other job uses them; by default the job begins at once and may take its request's `timeout_s`.
+        prepare_first: the processes prepare the step before their turn, and only time it in their turn.
 
     Returns:
         Its row; None on a host that is not the first, where the result is not, and where `turn` gave no time.
@@ -90,7 +98,8 @@ def run(
         return job.row(status="launch_error", reason=taken)
     with tempfile.TemporaryDirectory(prefix="convoy-scale-") as name, tempfile.TemporaryFile() as said:
         folder = Path(name)
-        (folder / "job.json").write_text(json.dumps(job.to_dict()), encoding="utf-8")
+        said_first = {PREPARED: prepare_first}
+        (folder / "job.json").write_text(json.dumps(job.to_dict() | said_first), encoding="utf-8")
         process = subprocess.Popen(  # noqa: S603 - this Python and torchrun, as a list of arguments
             list(make(job, folder)),
             stdout=said,
@@ -99,8 +108,12 @@ def run(
             env=_environment(job, devices),
             start_new_session=True,
         )
+
+        def prepared() -> bool:
+            return process.poll() is not None or len(list(folder.glob(f"{PREPARED}-*"))) == job.processes
+
         try:
-            with turn() if turn is not None else _at_once(job) as limit_s:
+            with turn(prepared) if turn is not None else _at_once(job) as limit_s:
                 if limit_s <= 0:
                     return None
                 (folder / TURN).touch()

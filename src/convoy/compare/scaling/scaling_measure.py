@@ -29,13 +29,16 @@ from convoy.compare.scaling.scaling_rows import NOISY, relative_spread
 from convoy.compare.scaling.scaling_setup import Stage, TrainingSetup
 
 
-def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[str, Any]:
+def measure(
+    job: Mapping[str, Any], device: torch.device, stage: Stage, before_timing: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """Time everything of one job; the same on all processes, of which the first one's answer counts.
 
     Args:
         job: `Job.to_dict()`.
         device: this process's own.
         stage: called with the name of each stage.
+        before_timing: called when the step is prepared; returns when it may be timed.
     """
     request = job["request"]
     stage("building the model")
@@ -44,6 +47,8 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
     setup = TrainingSetup.of(request, int(job["batch"]), device, gradients)
     stage(f"preparing {job['provider']}")
     trained = PROVIDERS[provider](setup, request, stage)
+    wait(device)
+    before_timing()
     stage("warming up")
     for step in trained.steps.values():
         for _ in range(WARM_UPS):

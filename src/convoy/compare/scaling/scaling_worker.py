@@ -1,7 +1,8 @@
 """The process that torchrun starts for each GPU: it sets up the process group and measures; rank 0 writes the result.
 
 Each outcome has a file: `result.json` by rank 0, `error-RANK.json` by a process that fails, `stage-RANK.txt` always. Until the
-launcher writes the file `turn`, the process only imports modules: the GPUs may still be another job's.
+launcher writes the file `turn`, the process only imports modules: the GPUs may still be another job's. A job that prepares first
+waits for that file when its step is there, and says so by the file `prepared-RANK`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from convoy.compare.scaling.scaling_jobs import parts_of
-from convoy.compare.scaling.scaling_launch import LAUNCHER, TURN
+from convoy.compare.scaling.scaling_launch import LAUNCHER, PREPARED, TURN
 from convoy.compare.scaling.scaling_measure import measure
 from convoy.errors import ConvoyError
 from convoy.typed_torch import barrier
@@ -50,9 +51,17 @@ def main() -> NoReturn:
             _number_own_gpu_first()
         for module in IMPORTED[parts_of(job["provider"])[0]]:
             importlib.import_module(module)
-        _await_turn(folder)
-        device = _join(job)
-        result = measure(job, device, stage)
+        prepare_first = bool(job.get(PREPARED))
+        if not prepare_first:
+            _await_turn(folder)
+
+        def before_timing() -> None:
+            if prepare_first:
+                stage("waiting for its turn")
+                (folder / f"{PREPARED}-{os.environ['LOCAL_RANK']}").touch()
+                _await_turn(folder)
+
+        result = measure(job, _join(job), stage, before_timing)
         stage("done")
         if rank == 0:
             _write(folder / "result.json", result)

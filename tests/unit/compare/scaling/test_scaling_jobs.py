@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -359,10 +359,31 @@ def test_a_job_begins_at_its_turn_and_not_at_all_without_time() -> None:
         seen.append((folders[-1] / "turn").exists())
         yield limit_s
 
-    row = run(JOB, make, turn=lambda: turn(20.0))
+    row = run(JOB, make, turn=lambda prepared: turn(20.0))
     assert (row is not None and row.ok, seen) == (True, [False])
-    assert run(JOB, make, turn=lambda: turn(0.0)) is None
-    assert run(JOB, script("time.sleep(60)"), turn=lambda: nullcontext(0.3)).status == "timeout"
+    assert run(JOB, make, turn=lambda prepared: turn(0.0)) is None
+    assert run(JOB, script("time.sleep(60)"), turn=lambda prepared: nullcontext(0.3)).status == "timeout"
+
+
+def test_processes_that_prepare_first_say_so_and_time_in_their_turn() -> None:
+    said: list[bool] = []
+
+    @contextmanager
+    def turn(prepared: Callable[[], bool]) -> Iterator[float]:
+        said.append(prepared())
+        while not prepared():
+            time.sleep(0.02)
+        said.append(True)
+        yield 100.0
+
+    small = replace(REQUEST, device="cpu", dtype="fp32", size=64, batch=2, gpus=(2,), rounds=1, round_s=0.01)
+    job = ScalingJob(replace(small, model="squeezenet1_1"), "torch.ddp", 2, "weak")
+    row = run(job, turn=turn, prepare_first=True)
+    assert row is not None
+    assert (row.ok, said) == (True, [False, True]), row.reason
+    ended = run(JOB, script("raise SystemExit(3)"), turn=turn, prepare_first=True)
+    assert ended is not None
+    assert ended.status == "crashed"  # a process that ended is not waited for
 
 
 @pytest.mark.parametrize("reaped", [True, False])
@@ -514,7 +535,7 @@ def test_a_process_ends_without_taking_itself_apart(monkeypatch, tmp_path: Path,
     monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path)])
     monkeypatch.setattr(scaling_worker, "_end_with_parents", lambda: None)
     monkeypatch.setattr(scaling_worker, "_join", lambda job: torch.device("cpu"))
-    monkeypatch.setattr(scaling_worker, "measure", lambda job, device, stage: {"rounds": {}})
+    monkeypatch.setattr(scaling_worker, "measure", lambda job, device, stage, before_timing: {"rounds": {}})
 
     def wait() -> None:
         order.append((tmp_path / "result.json").exists())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from convoy.engines.hopper.nvrtc_source import ACTIVATIONS
 from convoy.errors import InputError
@@ -92,6 +92,37 @@ class InvertedResidual:
         """X read once, y written once, and the weights."""
         values = self.n * (self.h * self.w * self.c + self.p * self.q * self.k)
         return values * DTYPE_BYTES[self.dtype] + self.weight_bytes
+
+
+class TileNeeds(NamedTuple):
+    """What a block of threads needs, whatever its windows, stages and clusters are.
+
+    Attributes:
+        positions: pixels of x in a tile, with the halo.
+        pixel_bytes: of shared memory, for x and for a bit of each position.
+        stage_bytes: for a slice of the weights.
+        window_bytes: for a slice of expanded values.
+        sum_bytes: for the sums of y, where weights and windows were before.
+        registers: of a thread, about.
+        threads: of the block.
+    """
+
+    positions: int
+    pixel_bytes: int
+    stage_bytes: int
+    window_bytes: int
+    sum_bytes: int
+    registers: int
+    threads: int
+
+    def shared_bytes(self, windows: int, stages: int) -> int:
+        """Shared memory in bytes."""
+        return self.pixel_bytes + max(stages * self.stage_bytes + windows * self.window_bytes, self.sum_bytes)
+
+    def blocks_per_sm(self, shared_bytes: int, *, hopper: bool) -> int:
+        """Blocks of threads with so much shared memory that a multiprocessor has at one time."""
+        fit = min(_SM_BYTES[hopper] // (shared_bytes + 1024), _SM_REGISTERS // (self.threads * self.registers))
+        return max(1, min(fit, _SM_THREADS // self.threads, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +219,8 @@ class InvertedTile:
 
     def positions(self, block: InvertedResidual) -> int:
         """Pixels of x in a tile, with the halo."""
-        high, wide = ((size - 1) * block.stride + block.taps for size in (self.tile_rows, self.tile_columns))
-        return high * wide
+        stride, taps = block.stride, block.taps
+        return ((self.tile_rows - 1) * stride + taps) * ((self.tile_columns - 1) * stride + taps)
 
     def expand_turns(self, block: InvertedResidual) -> int:
         """How often a warp expands `expand_m` tiles of 16 pixels, for each slice."""
@@ -200,13 +231,18 @@ class InvertedTile:
         taps = self.slice_k // 2 * tap_words(block) * 4
         return self.slice_k * row_bytes(block.c) + self.block_n * row_bytes(self.slice_k) + taps + 8 * self.slice_k
 
+    def needs(self, block: InvertedResidual) -> TileNeeds:
+        """What depends on neither windows nor stages nor clusters; bytes as in inverted_residual_layout.cuh."""
+        positions, pixels = self.positions(block), self.warps_k * self.tile_rows * self.tile_columns
+        return TileNeeds(
+            positions, positions * row_bytes(block.c) + -(-positions // 128) * 16, self.stage_bytes(block),
+            positions * row_bytes(self.slice_k), 4 * pixels * (self.block_n if self.block_n % STEP else self.block_n + 8),
+            self.registers(block), 32 * self.warps,
+        )  # fmt: skip
+
     def shared_bytes(self, block: InvertedResidual) -> int:
-        """Shared memory of a block of threads: inverted_residual_layout.cuh."""
-        positions = self.positions(block)
-        slices = self.stages * self.stage_bytes(block) + self.windows * positions * row_bytes(self.slice_k)
-        pixels = self.warps_k * self.tile_rows * self.tile_columns
-        sums = 4 * pixels * (self.block_n if self.block_n % STEP else self.block_n + 8)
-        return positions * row_bytes(block.c) + -(-positions // 128) * 16 + max(slices, sums)
+        """Shared memory of a block of threads."""
+        return self.needs(block).shared_bytes(self.windows, self.stages)
 
     @property
     def sums(self) -> int:
@@ -220,9 +256,7 @@ class InvertedTile:
 
     def blocks_per_sm(self, block: InvertedResidual, *, hopper: bool) -> int:
         """Blocks of threads that a multiprocessor has at one time; the compiler keeps registers for as many."""
-        threads = 32 * self.warps
-        shared = _SM_BYTES[hopper] // (self.shared_bytes(block) + 1024)
-        return max(1, min(shared, _SM_REGISTERS // (threads * self.registers(block)), _SM_THREADS // threads, 32))
+        return self.needs(block).blocks_per_sm(self.shared_bytes(block), hopper=hopper)
 
     def refusal(self, block: InvertedResidual, shared_limit: int) -> str:
         """Why the kernel cannot compute a block so; empty if it can."""

@@ -107,6 +107,68 @@ def test_every_proposal_fits_and_its_knobs_come_back(name, target) -> None:
     assert times[0] > max(block.bytes_min / 3.1e6, block.flops / 8e8)  # not below the device's own limits
 
 
+TIMES = {
+    ("16-96-24/2@112", 32): (
+        ((1, 2, 4, 2, 32, 1, 2, 2, 24), 32.02), ((1, 4, 2, 2, 32, 2, 3, 2, 24), 41.41), ((1, 2, 2, 2, 32, 2, 3, 2, 24), 44.38),
+    ),
+    ("24-144-24@56", 32): (
+        ((7, 7, 2, 1, 48, 1, 2, 2, 24), 23.39), ((1, 7, 2, 1, 16, 1, 2, 2, 24), 31.17),
+    ),
+    ("24-144-24@56", 1): (
+        ((1, 2, 2, 4, 64, 1, 2, 1, 24), 3.89), ((2, 1, 1, 4, 64, 1, 2, 1, 24), 4.87),
+    ),
+    ("32-192-64/2@28", 32): (
+        ((1, 2, 4, 4, 64, 2, 3, 2, 64), 9.53), ((1, 1, 4, 2, 64, 2, 3, 2, 64), 11.20),
+    ),
+    ("64-384-64@14", 1): (
+        ((1, 1, 2, 4, 64, 1, 2, 1, 32), 6.16), ((1, 1, 2, 4, 64, 2, 3, 1, 32), 6.39), ((1, 2, 2, 4, 64, 2, 3, 1, 64), 7.82),
+    ),
+    ("160-960-320@7", 1): (
+        ((1, 1, 2, 4, 64, 1, 2, 1, 160), 21.57), ((1, 1, 4, 4, 64, 1, 2, 1, 160), 27.77), ((1, 1, 4, 1, 48, 2, 3, 2, 160), 46.78),
+    ),
+}  # fmt: skip
+"""Microseconds of settings on an H100, by rising time; the kernel had no clusters yet. Tiles as far as `block_n`."""
+
+
+@pytest.mark.parametrize("case", TIMES, ids=lambda case: f"{case[0]} n{case[1]}")
+def test_estimates_are_near_recorded_times_and_in_their_order(case) -> None:
+    name, batch = case
+    block = replace(BLOCKS[name], n=batch)
+    estimates = [estimate_inverted_us(block, InvertedTile(*sizes), GPU.units) for sizes, _ in TIMES[case]]
+    assert estimates == sorted(estimates)
+    for estimate, (_, us) in zip(estimates, TIMES[case], strict=True):
+        assert 0.8 < us / estimate < 1.25
+
+
+def test_more_images_take_longer() -> None:
+    tile = InvertedTile(1, 2, 4, 1, 48, 1, 2, 2, 24)
+    times = [estimate_inverted_us(replace(EARLY, n=n), tile, GPU.units) for n in (1, 2, 4, 8, 16, 32, 64, 128)]
+    assert times == sorted(set(times))
+    assert times[-1] / times[-2] == pytest.approx(2, rel=0.05)  # beside which launch and waits are short
+
+
+def test_a_larger_halo_costs_more() -> None:
+    """Tiles of four rows of y expand six rows of x, and tiles of eight rows ten."""
+    low, high = (InvertedTile(1, 2, bands, 1, 48, 1, 2, 2, 24) for bands in (2, 4))
+    pixels = [tile.positions(EARLY) * -(-EARLY.p // tile.tile_rows) for tile in (low, high)]
+    assert pixels == [14 * 6 * 10, 7 * 10 * 10]
+    times = [estimate_inverted_us(EARLY, tile, GPU.units) for tile in (low, high)]
+    assert times[0] > times[1]
+    assert estimate_inverted_us(replace(EARLY, taps=5), high, GPU.units) > times[1]
+
+
+def test_what_a_tile_does_more_costs_more() -> None:
+    """A second window of zeros, filters computed by two blocks, and activations that take more instructions."""
+    block, tile = replace(EARLY, n=1), InvertedTile(1, 2, 2, 2, 32, 1, 2, 2, 24)
+    us = estimate_inverted_us(block, tile, GPU.units)
+    assert estimate_inverted_us(block, replace(tile, windows=2, stages=3), GPU.units) > us
+    assert estimate_inverted_us(EARLY, replace(tile, block_n=16), GPU.units) > estimate_inverted_us(
+        EARLY, tile, GPU.units
+    )
+    assert estimate_inverted_us(replace(block, activations=("silu", "relu6")), tile, GPU.units) > us
+    assert estimate_inverted_us(block, tile, GPU.units // 4) > us
+
+
 @pytest.mark.parametrize(
     "knobs",
     [

@@ -36,6 +36,7 @@ from bench.tuning.versions import CACHES
 
 import convoy
 from convoy.compare.runs.manifest import host
+from convoy.target import usable_cores
 
 WORDS = {
     "first_s": "first answer, s", "again_s": "compiled before, s", "stored_s": "from the stored plan, s",
@@ -201,7 +202,7 @@ def recorder_for(found: dict[str, Any], folder: Path | None) -> Recorder:
         "first-answer",
         device=found["device"],
         versions=found["versions"],
-        protocol=f"a fresh process each, {os.cpu_count()} cores",
+        protocol=f"a fresh process each, {usable_cores()} cores",
         folder=folder,
         machine={"host": host()},
     )
@@ -220,7 +221,7 @@ def add_net(
     }  # fmt: skip
     used = sum(found["stored"]["stored"] for found in rounds)
     started = f"the stored plan was used in {used} of {len(rounds)} rounds"
-    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    load = f"load {os.getloadavg()[0]:.1f} on {usable_cores()} cores"
     note = "; ".join(filter(None, (options.note, load, started)))
     for metric, figures in figures_of(rounds).items():
         recorder.add(**about, metric=metric, unit="s", note=note, **figures)

@@ -35,6 +35,8 @@ from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 from bench.shared.rows import Row
 
+from convoy.target import usable_cores
+
 OPEN = """
 import json, os, sys, time
 import torch
@@ -132,7 +134,7 @@ def exported(net: str, folder: Path, device: str) -> Path:
 def measure(net: str, program: Path, folder: Path, device: str, counts: tuple[int, int], recorder: Recorder) -> None:
     """All figures of one net; `counts`: rounds and cycles."""
     package, (rounds, cycles) = exported(net, folder, device), counts
-    note = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    note = f"load {os.getloadavg()[0]:.1f} on {usable_cores()} cores"
     opened = [told(OPEN, package) for _ in range(rounds)]
     ran = [runtime_times(program, package) for _ in range(rounds)]
     for provider, found in (("convoy", opened), ("libconvoy", ran)):
@@ -194,7 +196,7 @@ def main() -> None:
         "package",
         device=target.name,
         versions=" ".join(f"{key}={value}" for key, value in target.versions if key == "torch"),
-        protocol=f"a fresh process each, {options.cycles} cycles, {os.cpu_count()} cores",
+        protocol=f"a fresh process each, {options.cycles} cycles, {usable_cores()} cores",
         folder=options.folder,
         machine={"host": host()},
     )

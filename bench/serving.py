@@ -31,6 +31,8 @@ from bench.shared.command_line import counts, run_main
 from bench.shared.record import Recorder
 from bench.shared.rows import Row
 
+from convoy.target import usable_cores
+
 UNITS = {
     "single_stream_p90_ms": "ms", "offline_per_s": "1/s", "server_p99_ms": "ms", "p99_over_batch": "1",
     "allowed_per_s": "1/s",
@@ -95,7 +97,7 @@ def add_net(recorder: Recorder, net: str, runs: Sequence[dict[str, Any]], dtype:
         dtype: of the net.
     """
     queries = min(run["server"]["latencies"]["queries"] for run in runs)
-    note = f"{queries} queries or more a schedule; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    note = f"{queries} queries or more a schedule; load {os.getloadavg()[0]:.1f} on {usable_cores()} cores"
     about: dict[str, Any] = {"subject": net, "provider": "convoy", "dtype": dtype, "note": note, "processes": "own"}
     about["batch"] = runs[0]["batches"][-1]["batch"]
     found = [figures_of(run) for run in runs]
@@ -143,7 +145,7 @@ def main() -> None:
         "serving",
         device=target.name,
         versions=" ".join(f"{key}={value}" for key, value in target.versions if key == "torch"),
-        protocol=f"{options.seeds} schedules of arrivals, {options.seconds:g} s each, {os.cpu_count()} cores",
+        protocol=f"{options.seeds} schedules of arrivals, {options.seconds:g} s each, {usable_cores()} cores",
         folder=options.folder,
         machine={"host": host()},
     )

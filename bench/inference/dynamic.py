@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from convoy.compare.runs.manifest import host
 from convoy.dynamic.dynamic_module import DynamicModule
 from convoy.measurement import detect_target
 from convoy.pipeline.check.end_to_end import Latency, interleave
+from convoy.target import usable_cores
 from convoy.zoo import example_args, load_model
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -78,7 +78,7 @@ def main() -> None:
         "dynamic",
         device=target.name,
         versions=" ".join(f"{key}={value}" for key, value in target.versions if key in ("torch", "cuda", "cudnn")),
-        protocol=f"calls in turn, effort {options.effort}, {os.cpu_count()} cores",
+        protocol=f"calls in turn, effort {options.effort}, {usable_cores()} cores",
         folder=options.folder,
         machine={"host": host()},
     )

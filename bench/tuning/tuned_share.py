@@ -39,6 +39,7 @@ import convoy
 from convoy.compare.runs.manifest import host
 from convoy.measurement import detect_target
 from convoy.program.runnable_program import Program
+from convoy.target import usable_cores
 from convoy.zoo import example_args, load_model
 
 ROUNDS, LEAST_S = 15, 0.02
@@ -168,7 +169,7 @@ def add_net(recorder: Recorder, net: str, given: argparse.Namespace, found: dict
     """Record and print a net's figures."""
     about: dict[str, Any] = {
         "subject": net, "provider": "convoy", "batch": given.batch, "dtype": given.dtype, "processes": "own",
-        "note": f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+        "note": f"load {os.getloadavg()[0]:.1f} on {usable_cores()} cores",
     }  # fmt: skip
     for moment, share in shares(found["ms"]).items():
         recorder.add(**about, metric=f"share_{moment}", unit="1", p50=share)

@@ -26,6 +26,7 @@ from convoy.compare.frameworks.torch_model import FORMATS, FrameworkStep, check_
 from convoy.compare.options.data_loader import fed_by
 from convoy.compare.rounding_limits import half_limits
 from convoy.measurement.device.detect import compiler_version
+from convoy.target import usable_cores
 from convoy.typed_torch import in_memory_format, torch_compile
 
 _TYPES: Final = {"autocast_bf16": "bf16", "autocast_fp16": "fp16", "bf16": "bf16", "fp16": "fp16"}
@@ -41,7 +42,7 @@ _FROZEN: Final = frozenset({"compile_freezing", "compile_freezing_reduce_overhea
 
 def facts(case: Case) -> dict[str, Any]:
     """Features of this device, by the words in `TorchOption.needs`: true, or the reason why not."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     found: dict[str, Any] = {
         "threads": case.threads > 1 or "there is one thread only",
         "more_cores": cores > case.threads or "there are no more cores",

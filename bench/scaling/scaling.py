@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace) -> Run:
         else:
             print(f"{options.known} is of another device, version, commit or protocol: measured anew", flush=True)
     options.folder.mkdir(parents=True, exist_ok=True)
-    devices = visible_devices(max(options.gpus))
+    devices = visible_devices(options)
 
     def take(row: Row) -> None:
         nonlocal run
@@ -131,8 +131,13 @@ def measure(options: argparse.Namespace) -> Run:
     return run
 
 
-def visible_devices(count: int) -> list[str]:
-    """So many GPUs (on a CPU, names of no meaning), as `CUDA_VISIBLE_DEVICES` names them."""
+def visible_devices(options: argparse.Namespace) -> list[str]:
+    """The GPUs for jobs (on a CPU, names of no meaning), as `CUDA_VISIBLE_DEVICES` names them.
+
+    Jobs beside each other use all that this process may: as many as there are, not as the largest job needs.
+    """
+    most = max(options.gpus)
+    count = max(most, torch.cuda.device_count()) if options.beside and options.device == "cuda" else most
     given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return (given or [str(index) for index in range(count)])[:count]
 

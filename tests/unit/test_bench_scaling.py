@@ -129,6 +129,15 @@ def test_what_the_calls_end_cuts_off_is_no_row(monkeypatch: pytest.MonkeyPatch) 
     assert (limits[-1], len(seen)) == (0, 1)  # not begun
 
 
+def test_jobs_beside_each_other_use_all_gpus_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(scaling.torch.cuda, "device_count", lambda: 4)
+    assert scaling.visible_devices(options("--gpus", "1", "--beside")) == ["0", "1", "2", "3"]
+    assert scaling.visible_devices(options("--gpus", "1,2")) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7,3")
+    assert scaling.visible_devices(options("--gpus", "1,2")) == ["6", "7"]
+
+
 def test_jobs_of_a_group_prepare_beside_each_other_and_are_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     lock, preparing, timed = threading.Lock(), set[str](), set[str]()
     most, groups = [0], list[frozenset[str]]()

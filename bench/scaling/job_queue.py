@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from convoy.compare.runs.rows import Row
 from convoy.compare.scaling import scaling_launch
-from convoy.compare.scaling.scaling_jobs import ScalingJob
+from convoy.compare.scaling.scaling_jobs import ScalingJob, parts_of
 
 LEAST_S = 25.0
 """A job is not begun when less time is left: NCCL and the rounds alone take as long."""
@@ -220,14 +220,26 @@ def _on_gpus(jobs: Sequence[ScalingJob], devices: Sequence[str]) -> Iterator[tup
 def _groups(
     placed: Sequence[tuple[ScalingJob, list[str]]], together: int
 ) -> Iterator[list[tuple[ScalingJob, list[str]]]]:
-    """Jobs in order, in groups whose jobs all have as many processes, and of which no GPU has more than `together`."""
+    """Jobs in order, in groups whose jobs all have as many processes, and of which no GPU has more than `together`.
+
+    Convoy's jobs of one process make the plans for all others, by peaks that they measure: each is alone on its GPU.
+    """
     group: list[tuple[ScalingJob, list[str]]] = []
     used = Counter[str]()
     for job, own in placed:
-        if group and (group[-1][0].processes != job.processes or any(used[name] >= together for name in own)):
+        most = 1 if _makes_plan(job) else together
+        if group and (_kind(group[-1][0]) != _kind(job) or any(used[name] >= most for name in own)):
             yield group
             group, used = [], Counter()
         group.append((job, own))
         used.update(own)
     if group:
         yield group
+
+
+def _makes_plan(job: ScalingJob) -> bool:
+    return job.processes == 1 and parts_of(job.provider)[0] == "convoy"
+
+
+def _kind(job: ScalingJob) -> tuple[int, bool]:
+    return job.processes, _makes_plan(job)

@@ -159,13 +159,25 @@ def test_jobs_of_a_group_prepare_beside_each_other_and_are_timed_alone(monkeypat
         return job.row(status="crashed", reason="x")
 
     monkeypatch.setattr(scaling_launch, "run", run)
-    queued = [*jobs(4, 1), *(replace(job, request=replace(job.request, model="pair")) for job in jobs(1, 2))]
+    singles = [replace(job, provider="torch.ddp") for job in jobs(4, 1)]
+    queued = [*singles, *(replace(job, request=replace(job.request, model="pair")) for job in jobs(1, 2))]
     seen: list[Row] = []
     run_jobs(queued, ["0", "1"], Clock(1000), seen.append, beside=True, together=2)
     four = {f"net{number}" for number in range(4)}
     assert most == [5]  # names of the first group stay in the set
     assert groups == [frozenset(four)] * 4 + [frozenset(four | {"pair"})]
     assert len(seen) == 5
+
+
+def test_jobs_that_make_plans_are_alone_on_their_gpu() -> None:
+    others = [replace(job, provider="torch.ddp") for job in jobs(3, 1)]
+    placed = [(job, [str(number % 2)]) for number, job in enumerate([*jobs(3, 1), *others])]
+    found = [[(job.provider, *own) for job, own in group] for group in job_queue._groups(placed, 5)]
+    assert found == [
+        [("convoy", "0"), ("convoy", "1")],
+        [("convoy", "0")],
+        [("torch.ddp", "1"), ("torch.ddp", "0"), ("torch.ddp", "1")],
+    ]
 
 
 @pytest.mark.parametrize("how", ["fails at once", "is late", "is cut off"])
@@ -183,7 +195,7 @@ def test_a_job_that_does_not_prepare_keeps_its_group_no_longer_than_it_may(
     monkeypatch.setattr(job_queue, "LEAST_S", 0.0)
     seen: list[Row] = []
     limit_s, clock = (0.3, Clock(1000)) if how == "is late" else (300.0, Clock(1.0))
-    first, *others = jobs(3, 1)
+    first, *others = [replace(job, provider="torch.ddp") for job in jobs(3, 1)]
     first = replace(first, request=replace(first.request, timeout_s=limit_s))
     run_jobs([first, *others], ["0", "1"], clock, seen.append, beside=True, together=2)
     reasons = {row.subject: (row.status, row.reason) for row in seen}

@@ -6,15 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from convoy.engines.hopper.chains.block_reader import layers_of_block, read_block, size_refusal
 from convoy.engines.hopper.chains.bottleneck_tile_config import CHANNELS, Bottleneck
-from convoy.engines.subgraph import parse_subgraph
-from convoy.errors import InputError
-from convoy.graph.ir import Graph
 from convoy.problem import ConvProblem, SubgraphProblem
 from convoy.regions.block import LAYOUT, block_regions
-from convoy.regions.conv import conv_region
-from convoy.regions.epilogue import chains
-from convoy.regions.region import Region
 
 _TAKES: Final = (
     "computes 1x1, 3x3 and 1x1 convolutions of stride 1 that follow each other, fp16 or bf16 with constant weights"
@@ -43,55 +38,23 @@ class BottleneckProblem:
 @lru_cache(maxsize=256)
 def bottleneck_of(text: str) -> BottleneckProblem | str:
     """The bottleneck that a subgraph's text describes, or the reason why it is none."""
-    try:
-        graph = parse_subgraph(text)
-        regions = block_regions(graph, (LAYOUT,))
-    except InputError as error:
-        return str(error)
-    if len(regions) != 1 or len(regions[0].nodes) != len(graph.nodes) or regions[0].results != graph.outputs:
-        return f"{_TAKES}, got another subgraph"
-    found = _read(graph)
-    block = found.block
-    if block.c % CHANNELS or block.mid % CHANNELS or block.k % CHANNELS:
-        return f"needs channels in multiples of {CHANNELS}, got {block.c}, {block.mid} and {block.k}"
-    if not block.n or max(block.c, block.k) * block.n * block.h * block.w >= 1 << 31:
-        return "needs tensors of 1 to 2^31 - 1 elements"
-    return found
-
-
-def _read(graph: Graph) -> BottleneckProblem:
-    regions = _regions(graph)
-    first, second, last = (problem for region in regions for problem in region.problems)
-    assert isinstance(first, ConvProblem)
-    assert isinstance(second, ConvProblem)
-    assert isinstance(last, ConvProblem)
-    names = [constant.name for constant in graph.constants()]
-    weights = [names.index(region.constants[0]) for region in regions]
-    biases = [names.index(region.constants[1]) if len(region.constants) > 1 else -1 for region in regions]
-    x, added = regions[0].args[0], regions[-1].args[1:]
-    residual = "none" if not added else "x" if added[0] == x else "other"
+    layers = read_block(text, block_regions, _TAKES)
+    if isinstance(layers, str):
+        return layers
+    first, second, last = layers.problems
+    residual = "none" if not layers.added else "x" if layers.added == layers.x else "other"
     words = (first.epilogue.activation, second.epilogue.activation, last.epilogue.activation)
     block = Bottleneck(first.n, first.h, first.w, first.c, first.k, last.k, first.x_dtype, words, residual)
-    inputs = list(graph.inputs)
-    return BottleneckProblem(
-        block, (weights[0], weights[1], weights[2]), (biases[0], biases[1], biases[2]), inputs.index(x),
-        inputs.index(added[0] if added else x),
-    )  # fmt: skip
-
-
-def _regions(graph: Graph) -> list[Region]:
-    layers = [node for node in graph.nodes if node.op == "conv2d"]
-    return [conv_region(graph, chains(graph, node)[-1], (LAYOUT,), "half") for node in layers]
+    elements = max(block.c, block.k) * block.n * block.h * block.w
+    if refusal := size_refusal((block.c, block.mid, block.k), CHANNELS, elements):
+        return refusal
+    x, added = (layers.inputs.index(name) for name in (layers.x, layers.added or layers.x))
+    return BottleneckProblem(block, layers.weights, layers.biases, x, added)
 
 
 def layers_of(text: str) -> tuple[ConvProblem, ...]:
     """The three convolutions of a bottleneck's text, each with its epilogue."""
-    return tuple(
-        problem
-        for region in _regions(parse_subgraph(text))
-        for problem in region.problems
-        if isinstance(problem, ConvProblem)
-    )
+    return layers_of_block(text)
 
 
 def subgraph_of(block: Bottleneck, *, biased: bool = True) -> SubgraphProblem:

@@ -6,15 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from convoy.engines.hopper.chains.block_reader import layers_of_block, read_block, size_refusal
 from convoy.engines.hopper.chains.inverted_residual_tile_config import CHANNELS, InvertedResidual
-from convoy.engines.subgraph import parse_subgraph
-from convoy.errors import InputError
-from convoy.graph.ir import Graph
 from convoy.problem import ConvProblem, SubgraphProblem
-from convoy.regions.conv import conv_region
-from convoy.regions.epilogue import chains
 from convoy.regions.inverted import LAYOUT, inverted_regions
-from convoy.regions.region import Region
 
 _TAKES: Final = "computes 1x1, depthwise 3x3 or 5x5, and 1x1 convolutions in a row, fp16 or bf16 with constant weights"
 
@@ -37,52 +32,22 @@ class InvertedResidualProblem:
 @lru_cache(maxsize=256)
 def inverted_residual_of(text: str) -> InvertedResidualProblem | str:
     """The inverted residual block that a subgraph's text describes, or the reason why it is none."""
-    try:
-        graph = parse_subgraph(text)
-        regions = inverted_regions(graph, (LAYOUT,))
-    except InputError as error:
-        return str(error)
-    if len(regions) != 1 or len(regions[0].nodes) != len(graph.nodes) or regions[0].results != graph.outputs:
-        return f"{_TAKES}, got another subgraph"
-    found = _read(graph)
-    block = found.block
-    if block.c % CHANNELS or block.mid % CHANNELS or block.k % CHANNELS:
-        return f"needs channels in multiples of {CHANNELS}, got {block.c}, {block.mid} and {block.k}"
-    elements = max(block.c * block.h * block.w, block.k * block.p * block.q) * block.n
-    if not 0 < elements < 1 << 31:
-        return "needs tensors of 1 to 2^31 - 1 elements"
-    return found
-
-
-def _read(graph: Graph) -> InvertedResidualProblem:
-    regions = _regions(graph)
-    first, second, last = (problem for region in regions for problem in region.problems)
-    assert isinstance(first, ConvProblem)
-    assert isinstance(second, ConvProblem)
-    assert isinstance(last, ConvProblem)
-    names = [constant.name for constant in graph.constants()]
-    weights = [names.index(region.constants[0]) for region in regions]
-    biases = [names.index(region.constants[1]) if len(region.constants) > 1 else -1 for region in regions]
+    layers = read_block(text, inverted_regions, _TAKES)
+    if isinstance(layers, str):
+        return layers
+    first, second, last = layers.problems
     block = InvertedResidual(
         first.n, first.h, first.w, first.c, first.k, last.k, second.r, second.stride_h, first.x_dtype,
         (first.epilogue.activation, second.epilogue.activation), last.epilogue.residual,
     )  # fmt: skip
-    return InvertedResidualProblem(block, (weights[0], weights[1], weights[2]), (biases[0], biases[1], biases[2]))
-
-
-def _regions(graph: Graph) -> list[Region]:
-    layers = [node for node in graph.nodes if node.op == "conv2d"]
-    return [conv_region(graph, chains(graph, node)[-1], (LAYOUT,), "half") for node in layers]
+    elements = max(block.c * block.h * block.w, block.k * block.p * block.q) * block.n
+    refusal = size_refusal((block.c, block.mid, block.k), CHANNELS, elements)
+    return refusal or InvertedResidualProblem(block, layers.weights, layers.biases)
 
 
 def layers_of_inverted(text: str) -> tuple[ConvProblem, ...]:
     """The three convolutions of an inverted residual block's text, each with its epilogue."""
-    return tuple(
-        problem
-        for region in _regions(parse_subgraph(text))
-        for problem in region.problems
-        if isinstance(problem, ConvProblem)
-    )
+    return layers_of_block(text)
 
 
 def inverted_subgraph(block: InvertedResidual, *, biased: bool = True) -> SubgraphProblem:

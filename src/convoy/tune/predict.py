@@ -50,9 +50,8 @@ CostModel = Callable[[Problem, EngineConfig], float | None]
 """An engine's cost model, microseconds; None if it has none."""
 
 
-def no_cost_model(problem: Problem, config: EngineConfig) -> float | None:
+def no_cost_model(problem: Problem, config: EngineConfig) -> float | None:  # noqa: ARG001
     """The cost model of engines without one."""
-    del problem, config
 
 
 class TimePredictor:
@@ -139,9 +138,7 @@ class TimePredictor:
     def predict(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
         """Predicted times, microseconds, of the configs that have neighbours; the baseline always has one.
 
-        Args:
-            problem: the problem.
-            space: every supporting engine's configs, the default first.
+        `space` is every supporting engine's configs, the default first.
         """
         return self._with_baseline(problem, space, self._evidence(problem, space))
 
@@ -177,7 +174,7 @@ class TimePredictor:
         """`predict`, completed by the cost models and the criteria; no time is below the floor.
 
         An engine without neighbours gets its cost model's time and a margin. Then the criteria adjust each engine's time:
-        predictions and criteria are both wrong at times, in different places.
+        both are wrong at times, in different places.
 
         Args:
             problem: the problem.
@@ -197,6 +194,8 @@ class TimePredictor:
         judged = {config.engine for config in times}
         times = self._with_baseline(problem, space, times, floor_us)
         times = blend_with_criteria(times, judged, regrets) if regrets and judged else times
+        if self.measurements and not isinstance(problem, LAYERS):
+            floor_us = self.roofline.least_pass_us(floor_us)
         return {config: at_least(time_us, floor_us) for config, time_us in times.items()}
 
     def _layer(self, problem: LayerProblem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
@@ -224,8 +223,8 @@ class TimePredictor:
         """Times of copies and subgraphs: one pass over memory for each operator, or a single one if an engine fuses them.
 
         ATen is assumed to need two passes if the compiler is offered, also for a single operator, and several for a layer, which
-        it computes by a kernel of a library. A cost model that holds for
-        subgraphs counts with the margin of engines without neighbours: the engine is chosen only where it is clearly faster.
+        it computes by a kernel of a library. A cost model that holds for subgraphs counts with the margin of engines without
+        neighbours: the engine is chosen only where it is clearly faster.
         Of two engines that fuse, one that threads build comes first: a first answer waits for no other compiler.
         """
         text = problem.text if isinstance(problem, SubgraphProblem) else ""

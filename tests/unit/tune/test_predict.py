@@ -9,7 +9,7 @@ from convoy.perfdb.row import Measurement, Status
 from convoy.perfdb.time_columns import TimeColumns
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, Pool, SubgraphProblem, TensorSpec
 from convoy.problem.layer_coordinates import coordinates_of, kind_of
-from convoy.tune.fitted_roofline import LAUNCH_US
+from convoy.tune.fitted_roofline import LAUNCH_US, PASS_FACTOR
 from convoy.tune.predict import UNMEASURED_FACTOR, TimePredictor, predicted_rows
 from convoy.tune.prior_rows import cost_models
 from convoy.tune.problem_distance import distance
@@ -301,6 +301,16 @@ def test_criteria_and_cost_models_promise_nothing_below_the_floor():
         times = known.predict_with(conv(), SPACE, regrets=regrets, estimate=models, floor_us=FLOOR)
         assert TWO in times
         assert min(times.values()) >= FLOOR
+
+
+def test_a_pass_over_memory_is_predicted_with_a_launch_and_what_kernels_reach_of_the_memorys_rate():
+    known = experience(KNOWN)
+    problem = SubgraphProblem(PASS, "nhwc", 1 << 14)
+    least = known.roofline.launch_us + PASS_FACTOR * 732.0
+    assert min(known.predict_with(problem, SPACE, floor_us=732.0).values()) >= least
+    assert min(known.predict_with(conv(), SPACE, floor_us=732.0).values()) < least
+    free = known.predict_with(problem, SPACE)
+    assert min(free.values()) < 732.0
 
 
 def test_where_nothing_was_ever_measured_the_floor_and_a_launch_are_all_that_is_told():

@@ -50,7 +50,7 @@ CostModel = Callable[[Problem, EngineConfig], float | None]
 """An engine's cost model, microseconds; None if it has none."""
 
 
-def no_cost_model(problem: Problem, config: EngineConfig) -> float | None:  # noqa: ARG001
+def no_cost_model(problem: Problem, config: EngineConfig) -> float | None:
     """The cost model of engines without one."""
 
 

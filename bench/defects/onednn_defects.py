@@ -1,6 +1,6 @@
 """Where does oneDNN's convolution give wrong numbers on this CPU? Random sizes on small integers, whose sums are exact.
 
-    python bench/defects/onednn_defects.py --seconds 120 [--dtype bf16] [--direction fprop]
+    python bench/defects/onednn_defects.py --seconds 120 [--dtype bf16] [--direction fprop] [--volumes]
 
 Each wrong problem is printed with the known defect that explains it, or with `UNEXPLAINED`; then counts by defect. A child
 process computes, so that a crash costs one problem. What is unexplained wants a row in `convoy/engines/known_defects.py`; a
@@ -25,7 +25,7 @@ from convoy.errors import InputError
 from convoy.measurement.accuracy import make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.measurement.oracle import conv_sizes, oracle
-from convoy.problem import ConvProblem
+from convoy.problem import Conv3dProblem, ConvolutionProblem, ConvProblem, parse_problem
 
 MOST_FLOPS = 2e6
 CRASH = "crash"
@@ -56,7 +56,23 @@ def drawn(draw: random.Random, dtype: str, direction: str) -> ConvProblem:
             return problem
 
 
-def wrong_values(problem: ConvProblem, seed: int) -> int:
+def drawn_volume(draw: random.Random, dtype: str, direction: str) -> Conv3dProblem:
+    """A small three-dimensional convolution, of which height and width are those of a drawn one."""
+    while True:
+        flat = drawn(draw, dtype, direction)
+        depth, pad, stride = draw.choice((1, 2, 3, 4)), draw.randint(0, 4), draw.choice((1, 1, 2, 3))
+        dilation = draw.choice((1, 1, 2))
+        size = max(1, dilation * (depth - 1) + 1 - 2 * pad) + draw.randint(0, 4)
+        problem = Conv3dProblem(
+            flat.n, flat.c, (size, flat.h, flat.w), flat.k, (depth, flat.r, flat.s), (pad, flat.pad_h, flat.pad_w),
+            (stride, flat.stride_h, flat.stride_w), (dilation, flat.dilation_h, flat.dilation_w), flat.groups,
+            draw.choice(("ncdhw", "ndhwc")), dtype, flat.numerics, direction=direction,
+        )  # fmt: skip
+        if problem.flops <= 2 * MOST_FLOPS:
+            return problem
+
+
+def wrong_values(problem: ConvolutionProblem, seed: int) -> int:
     """How many values of stock PyTorch's result are wrong, where its own convolution without oneDNN is right."""
     data = make_data(problem, seed, "integer")
     (exact,) = oracle(problem, data)
@@ -65,13 +81,14 @@ def wrong_values(problem: ConvProblem, seed: int) -> int:
         stride, padding, dilation, groups = conv_sizes(problem)
         first, second = (*data.args, *data.constants)[:2]
         if problem.direction == "fprop":
-            return torch.conv2d(first, second, None, stride, padding, dilation, groups)
+            convolve = torch.conv3d if len(stride) == 3 else torch.conv2d
+            return convolve(first, second, None, stride, padding, dilation, groups)
         dgrad = problem.direction == "dgrad"
         shape = problem.x_spec.shape if dgrad else problem.weight_spec.shape
         missing = torch.empty(shape, dtype=first.dtype)
         x, dy, weight = (missing, first, second) if dgrad else (first, second, missing)
         made = torch.ops.aten.convolution_backward(
-            dy, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [dgrad, not dgrad, False]
+            dy, x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups, [dgrad, not dgrad, False]
         )
         return made[0 if dgrad else 1]
 
@@ -88,7 +105,9 @@ def serve(connection: Any) -> None:
     torch.set_num_threads(1)
     while asked := connection.recv():
         key, seed = asked
-        connection.send(wrong_values(ConvProblem.parse(key), seed))
+        problem = parse_problem(key)
+        assert isinstance(problem, ConvolutionProblem)
+        connection.send(wrong_values(problem, seed))
 
 
 class Child:
@@ -109,7 +128,7 @@ class Child:
         self._ours.send(None)
         self._process.join()
 
-    def ask(self, problem: ConvProblem, seed: int) -> int | str:
+    def ask(self, problem: ConvolutionProblem, seed: int) -> int | str:
         """Wrong values, or `CRASH`."""
         self._ours.send((problem.key, seed))
         try:
@@ -126,6 +145,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), action="append")
     parser.add_argument("--direction", choices=("fprop", "dgrad", "wgrad"), action="append")
+    parser.add_argument("--volumes", action="store_true", help="three-dimensional convolutions")
     asked = parser.parse_args()
     dtypes = asked.dtype or ["bf16", "bf16", "bf16", "fp32", "fp16"]
     directions = asked.direction or ["fprop", "fprop", "dgrad", "wgrad"]
@@ -135,7 +155,7 @@ def main() -> None:
     wrong: collections.Counter[str] = collections.Counter()
     end = time.monotonic() + asked.seconds
     while time.monotonic() < end:
-        problem = drawn(draw, draw.choice(dtypes), draw.choice(directions))
+        problem = (drawn_volume if asked.volumes else drawn)(draw, draw.choice(dtypes), draw.choice(directions))
         defect = defect_of(problem, target)
         name = defect.name if defect else "UNEXPLAINED"
         tried[name] += 1
@@ -147,7 +167,7 @@ def main() -> None:
         print(f"{name}: {wrong[name]} wrong of {tried[name]}")
 
 
-def _results(problem: ConvProblem) -> int:
+def _results(problem: ConvolutionProblem) -> int:
     specs = {"fprop": problem.y_spec, "dgrad": problem.x_spec, "wgrad": problem.weight_spec}
     return specs[problem.direction].elements
 

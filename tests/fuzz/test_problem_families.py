@@ -1,17 +1,14 @@
 """The families of random problems without a GPU: each engine has enough of its own, on a device that is described."""
 
 from collections import Counter
-from contextlib import nullcontext
 
 import pytest
 
-from convoy.engines.compilers.instruction_sets import onednn_in_force
 from convoy.engines.dynamic_weight import build
 from convoy.engines.manifest import MANIFEST, load_engine
-from convoy.engines.torch_flags import without_onednn
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
-from convoy.problem import Conv3dProblem, ConvProblem, parse_problem
+from convoy.problem import ConvProblem, parse_problem
 from convoy.target import Target
 from tests.fuzz.problem_families import (
     ASKED_ON_DEVICE,
@@ -74,22 +71,8 @@ def test_pytorch_does_what_is_drawn(family):
         problem = family_problem(SEED, family, index)
         kind = ("integer", "normal")[index % 2]
         executable = build(engine, problem, engine.space(problem, CPU)[0], CPU)
-        with without_onednn() if _meets_volumes_defect(problem) else nullcontext():
-            verdict = judge(executable, engine.family, problem, make_data(problem, index, kind), kind)
+        verdict = judge(executable, engine.family, problem, make_data(problem, index, kind), kind)
         assert verdict.ok, f"{problem}: {verdict.reason}"
-
-
-def _meets_volumes_defect(problem):
-    """Whether oneDNN 3.12 is wrong: in bf16 with AMX, where a padded three-dimensional convolution has one output column.
-
-    Seen with PyTorch 2.13 on an Intel CPU of family 6, model 207: 32 channels of 9x15x3, 64 filters of 4x3x3, padding (0, 1, 1),
-    stride 3, dilation (2, 1, 1). Without oneDNN PyTorch is right, which the test asserts.
-    In two dimensions: onednn-amx-bf16-one-output-column.
-    """
-    if not isinstance(problem, Conv3dProblem) or problem.x_dtype != "bf16":
-        return False
-    amx = {"avx512_core_amx", "avx512_core_amx_fp16"} & set(onednn_in_force())
-    return bool(amx) and problem.y_spec.shape[-1] == 1 and problem.pad[2] > 0
 
 
 def test_a_pruned_problem_is_made_small_with_its_mask():

@@ -23,7 +23,7 @@ from convoy.pipeline.search_pruning import (
     skips_layout_search,
 )
 from convoy.pipeline.selection_input import layout_problems
-from convoy.problem import ConvProblem, LayoutProblem, image_layout, layout_beside
+from convoy.problem import ConvolutionProblem, LayoutProblem, image_layout, layout_beside
 from convoy.regions import PATTERNS, Region, fused_regions, propose
 from convoy.regions.propose import EVERY_PART
 from convoy.regions.whole import PATTERN as WHOLE
@@ -192,7 +192,7 @@ def _whole(settings: Settings, target: Target) -> set[str]:
 def _has_defects(regions: Sequence[Region], target: Target) -> bool:
     """Whether PyTorch computes a convolution wrongly, in a memory format, by a known defect."""
     problems = (problem for region in regions if region.pattern == "conv" for problem in region.problems)
-    return any(isinstance(problem, ConvProblem) and defect_of(problem, target) for problem in problems)
+    return any(isinstance(problem, ConvolutionProblem) and defect_of(problem, target) for problem in problems)
 
 
 def whole_scope(settings: Settings, target: Target) -> WholeScope:

@@ -22,7 +22,7 @@ from convoy.pipeline.schedule_search import LACK_OF_TIME
 from convoy.pipeline.selection_input import selection_problem
 from convoy.pipeline.step_facts import StepFacts
 from convoy.plan import Plan
-from convoy.problem import ConvProblem
+from convoy.problem import ConvolutionProblem
 from convoy.regions import Region
 from convoy.schedule import plan_memory, serial_steps
 from convoy.selection import Selection, SelectionProblem, solve
@@ -222,10 +222,10 @@ def _solver_name(settings: Settings) -> str:
     return f"single:{settings.only_engines[0]}"
 
 
-def convolutions_of(regions: Sequence[Region]) -> list[ConvProblem]:
+def convolutions_of(regions: Sequence[Region]) -> list[ConvolutionProblem]:
     """The problem of each convolution and gradient of a net, in its first memory format."""
     alone = [region.problems[0] for region in regions if len(region.nodes) == 1 and region.problems]
-    return [problem for problem in alone if isinstance(problem, ConvProblem)]
+    return [problem for problem in alone if isinstance(problem, ConvolutionProblem)]
 
 
 def stock_defects(net: Net) -> list[str]:

@@ -49,8 +49,7 @@ class _AtenConvolution(Executable):
         self._sizes = torch_sizes(problem)
         volumes = isinstance(problem, Conv3dProblem)
         self._convolve: Callable[..., torch.Tensor] = torch.conv3d if volumes else torch.conv2d
-        on_cpu = self._device.type == "cpu"  # no defect of three-dimensional convolutions is known
-        self._avoids_onednn = on_cpu and isinstance(problem, ConvProblem) and defect_of(problem, target) is not None
+        self._avoids_onednn = self._device.type == "cpu" and defect_of(problem, target) is not None
         self.deterministic = deterministic or not _unsteady(problem, target)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:

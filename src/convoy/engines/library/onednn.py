@@ -23,7 +23,7 @@ from convoy.engines.product_precision import products
 from convoy.engines.subgraph import torch_format
 from convoy.engines.support_checks import torch_convolution, torch_sizes
 from convoy.engines.torch_flags import convolutions
-from convoy.problem import ConvolutionProblem, ConvProblem, LayerProblem, LinearProblem, Problem, kind_in_words
+from convoy.problem import ConvolutionProblem, LayerProblem, LinearProblem, Problem, kind_in_words
 from convoy.support import Support
 from convoy.target import Target
 
@@ -178,7 +178,7 @@ class Onednn(Engine):
             support = torch_convolution(problem)
             if not support:
                 return support
-            if isinstance(problem, ConvProblem) and (defect := defect_of(problem, target)):
+            if defect := defect_of(problem, target):
                 return Support.no(f"known defect {defect.name}: {defect.words}")
         return _has_dtype(problem.x_spec.dtype)
 

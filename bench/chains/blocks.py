@@ -13,8 +13,8 @@ from functools import partial
 
 from convoy.engines.hopper.chains.bottleneck_cost import estimate_us, tiles
 from convoy.engines.hopper.chains.bottleneck_tile_config import Bottleneck
+from convoy.engines.hopper.chains.inverted_residual_block import InvertedResidual
 from convoy.engines.hopper.chains.inverted_residual_cost import estimate_inverted_us, inverted_tiles
-from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedResidual
 
 BYTES_NS, FLOPS_NS, PLAIN_FLOPS_NS = 3100.0, 800_000.0, 60_000.0
 SHARED_BYTES = 227 << 10

@@ -17,8 +17,8 @@ import numpy as np
 from convoy.engines.base import Engine
 from convoy.engines.hopper.chains.bottleneck_problem import subgraph_of
 from convoy.engines.hopper.chains.bottleneck_tile_config import Bottleneck
+from convoy.engines.hopper.chains.inverted_residual_block import InvertedResidual
 from convoy.engines.hopper.chains.inverted_residual_problem import inverted_subgraph
-from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedResidual
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import InputError
 from convoy.problem import (

@@ -82,6 +82,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cuda.dgrad": "convoy.engines.hopper.igemm_dgrad",
     "cuda.bottleneck": "convoy.engines.hopper.chains.bottleneck",
     "cuda.inverted_residual": "convoy.engines.hopper.chains.inverted_residual",
+    "cuda.expand_depthwise": "convoy.engines.hopper.chains.expand_depthwise",
     "cuda.squeeze_excitation": "convoy.engines.gates.squeeze_excitation",
     "cuda.gated_1x1": "convoy.engines.gates.gated_1x1",
     "cuda.fusion": "convoy.engines.fusion.fusion",

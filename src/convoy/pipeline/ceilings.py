@@ -89,7 +89,7 @@ def ceiling_notes(found: Peaks | None) -> list[str]:
     return [] if found.settled else [BUSY]
 
 
-MULTI_CONV_PATTERNS: Final = ("banded", "block", "inverted", "merge", "whole")
+MULTI_CONV_PATTERNS: Final = ("banded", "block", "expanded", "inverted", "merge", "whole")
 """Patterns of regions that are several convolutions."""
 
 

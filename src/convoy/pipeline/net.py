@@ -171,7 +171,7 @@ def _mixes(nodes: Sequence[str], group: Collection[str]) -> bool:
 
 def _with_kernels(found: Iterable[Region], engines: Sequence[Engine], target: Target) -> list[Region]:
     """The regions without blocks that no engine computes, and without whole nets that PyTorch may compute wrongly."""
-    blocks = ("block", "inverted")
+    blocks = ("block", "expanded", "inverted")
     regions = [region for region in found if region.pattern not in blocks or _has_kernel(region, engines, target)]
     if _has_defects(regions, target):  # a layer by itself avoids them
         return [region for region in regions if region.pattern != WHOLE]

@@ -14,72 +14,29 @@ path leaves the region and comes back: it is convex.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from convoy.graph.ir import Graph, Node
 from convoy.graph.layers import conv_problem
-from convoy.problem import ConvProblem
 from convoy.regions.epilogue import LayerChain, chains, only_reader
+from convoy.regions.expanded import LAYOUT, expanded_chains, is_pointwise
 from convoy.regions.extract_subgraph import chains_region
 from convoy.regions.region import Region
-
-LAYOUT: Final = "nhwc"
-"""The memory format in which a pixel's channels are contiguous."""
-
-_DTYPES: Final = ("fp16", "bf16")
-"""Not fp32: a subgraph does not say how its products may be rounded."""
 
 
 def inverted_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
     """One region for each inverted residual block with constant weights in half precision."""
     if LAYOUT not in layouts:
         return []
-    found = (_block(graph, node) for node in graph.nodes if _is_pointwise(graph, node))
+    found = (_block(graph, node) for node in graph.nodes if is_pointwise(graph, node))
     return [chains_region(graph, "inverted", group, LAYOUT) for group in found if group]
 
 
 def _block(graph: Graph, first: Node) -> list[LayerChain]:
     """The three chains that begin at a 1x1 convolution; none if others follow it."""
-    expand = _plain(graph, first)
-    second = only_reader(graph, expand.result) if expand else None
-    if expand is None or second is None or not _is_depthwise(graph, second):
+    before = expanded_chains(graph, first)
+    last = only_reader(graph, before[1].result) if before else None
+    if last is None or not is_pointwise(graph, last) or next(last.refs()) != before[1].result:
         return []
-    filtered = _plain(graph, second)
-    last = only_reader(graph, filtered.result) if filtered else None
-    if filtered is None or last is None or not _is_pointwise(graph, last) or next(last.refs()) != filtered.result:
-        return []
-    added = ("", next(first.refs())) if conv_problem(graph, second).stride_h == 1 else ("",)
+    added = ("", next(first.refs())) if conv_problem(graph, before[1].nodes[0]).stride_h == 1 else ("",)
     ends = [chain for chain in chains(graph, last) if chain.activation == "none" and chain.residual in added]
-    return [expand, filtered, ends[-1]] if ends else []
-
-
-def _plain(graph: Graph, node: Node) -> LayerChain | None:
-    """The longest chain of a layer without a residual."""
-    found = [chain for chain in chains(graph, node) if not chain.residual]
-    return found[-1] if found else None
-
-
-def _layer(graph: Graph, node: Node) -> ConvProblem | None:
-    """A convolution in half precision whose other operands are constants."""
-    if node.op != "conv2d" or any(graph.values[name].kind != "constant" for name in list(node.refs())[1:]):
-        return None
-    problem: ConvProblem = conv_problem(graph, node)
-    same = problem.x_dtype == problem.y_dtype == problem.weight_dtype
-    return problem if same and problem.x_dtype in _DTYPES and problem.dilation_h == problem.dilation_w == 1 else None
-
-
-def _is_pointwise(graph: Graph, node: Node) -> bool:
-    """Whether a node is a 1x1 convolution of stride 1 of all channels."""
-    problem = _layer(graph, node)
-    if problem is None or not problem.is_pointwise:
-        return False
-    return problem.groups == problem.stride_h == problem.stride_w == 1
-
-
-def _is_depthwise(graph: Graph, node: Node) -> bool:
-    """Whether a node is a 3x3 or 5x5 convolution of one filter a channel, padded to its input's size, of stride 1 or 2."""
-    problem = _layer(graph, node)
-    if problem is None or not 1 < problem.c == problem.k == problem.groups:
-        return False
-    square = problem.r == problem.s in (3, 5) and problem.pad_h == problem.pad_w == problem.r // 2
-    return square and problem.stride_h == problem.stride_w in (1, 2)
+    return [*before, ends[-1]] if ends else []

@@ -12,6 +12,7 @@ from convoy.regions.block import block_regions
 from convoy.regions.casts import cast_regions
 from convoy.regions.conv import conv_region
 from convoy.regions.epilogue import chains
+from convoy.regions.expanded import expanded_regions
 from convoy.regions.glue import glue_regions
 from convoy.regions.gradient import gradient_regions, has_constant_image
 from convoy.regions.inverted import inverted_regions
@@ -24,10 +25,10 @@ from convoy.regions.pool import pool_regions
 from convoy.regions.region import Region
 from convoy.regions.whole import WholeScope, whole_regions
 
-PATTERNS: Final = ("merge", "banded", "block", "inverted", "norm", "pool", "whole")
+PATTERNS: Final = ("merge", "banded", "block", "inverted", "expanded", "norm", "pool", "whole")
 """Patterns that are proposed only for engines that ask for them (`Engine.patterns`): parallel convolutions as one, a depthwise
-convolution with its neighbours, the three convolutions of a bottleneck and of an inverted residual block, each batch norm of a
-training step with what stands beside it, poolings apart from it, and the whole net and parts of it."""
+convolution with its neighbours, the three convolutions of a bottleneck and of an inverted residual block, the first two of the latter,
+each batch norm of a training step with what stands beside it, poolings apart from it, and the whole net and parts of it."""
 
 EVERY_PART: Final = WholeScope(parts=64, stages=True)
 """All parts of nets that a plan may name."""
@@ -102,3 +103,5 @@ def _several_layers(
         yield from block_regions(graph, layouts)
     if "inverted" in patterns:
         yield from inverted_regions(graph, layouts)
+    if "expanded" in patterns:
+        yield from expanded_regions(graph, layouts)

@@ -11,8 +11,8 @@ from torch import nn
 import convoy
 from convoy.engines.base import Buffers
 from convoy.engines.hopper.chains.inverted_residual import ENGINE
+from convoy.engines.hopper.chains.inverted_residual_block import InvertedResidual
 from convoy.engines.hopper.chains.inverted_residual_problem import inverted_subgraph
-from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedResidual
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.measurement.oracle import oracle

@@ -1,4 +1,4 @@
-"""Reads a block of three convolutions from a subgraph's text: their problems, and which constants they have."""
+"""Reads a block of two or three convolutions from a subgraph's text: their problems, and which constants they have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAYOUT: Final = "nhwc"
 
 @dataclass(frozen=True, slots=True)
 class BlockLayers:
-    """The three convolutions of a block, in their order.
+    """The convolutions of a block, in their order.
 
     Attributes:
         problems: the convolutions, each with its epilogue.
@@ -30,9 +30,9 @@ class BlockLayers:
         added: name of the value that the last one adds; empty where it adds none.
     """
 
-    problems: tuple[ConvProblem, ConvProblem, ConvProblem]
-    weights: tuple[int, int, int]
-    biases: tuple[int, int, int]
+    problems: tuple[ConvProblem, ...]
+    weights: tuple[int, ...]
+    biases: tuple[int, ...]
     inputs: tuple[str, ...]
     x: str
     added: str
@@ -56,33 +56,34 @@ def read_block(text: str, pattern: Callable[[Graph, Sequence[str]], list[Region]
     return _read(graph)
 
 
-def size_refusal(channels: tuple[int, int, int], multiple: int, elements: int) -> str:
+def size_refusal(channels: Sequence[int], multiple: int, elements: int) -> str:
     """Why a kernel cannot compute tensors of such sizes; empty if it can.
 
     Args:
-        channels: of x, between the convolutions, and of y.
+        channels: of x, between the convolutions, and of y where they are others.
         multiple: that channels have to be of.
         elements: of the largest tensor.
     """
     if any(count % multiple for count in channels):
-        return f"needs channels in multiples of {multiple}, got {channels[0]}, {channels[1]} and {channels[2]}"
+        *first, last = map(str, channels)
+        return f"needs channels in multiples of {multiple}, got {', '.join(first)} and {last}"
     return "" if 0 < elements < 1 << 31 else "needs tensors of 1 to 2^31 - 1 elements"
 
 
 def layers_of_block(text: str) -> tuple[ConvProblem, ...]:
-    """The three convolutions of a block's text, each with its epilogue."""
+    """The convolutions of a block's text, each with its epilogue."""
     return tuple(map(_convolution, _regions(parse_subgraph(text))))
 
 
 def _read(graph: Graph) -> BlockLayers:
-    first, second, last = regions = _regions(graph)
+    regions = _regions(graph)
     names = [constant.name for constant in graph.constants()]
     weights = [names.index(region.constants[0]) for region in regions]
     biases = [names.index(region.constants[1]) if len(region.constants) > 1 else -1 for region in regions]
+    last = regions[-1].args
     return BlockLayers(
-        (_convolution(first), _convolution(second), _convolution(last)), (weights[0], weights[1], weights[2]),
-        (biases[0], biases[1], biases[2]), tuple(graph.inputs), first.args[0],
-        last.args[1] if len(last.args) > 1 else "",
+        tuple(map(_convolution, regions)), tuple(weights), tuple(biases), tuple(graph.inputs), regions[0].args[0],
+        last[1] if len(last) > 1 else "",
     )  # fmt: skip
 
 

@@ -15,13 +15,14 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import dense_nhwc
 from convoy.engines.gpu.gpu_support_checks import subgraph_support
 from convoy.engines.hopper import hopper_support_checks
+from convoy.engines.hopper.chains.inverted_residual_block import InvertedResidual
 from convoy.engines.hopper.chains.inverted_residual_cost import estimate_inverted_us, inverted_tiles
 from convoy.engines.hopper.chains.inverted_residual_problem import (
     InvertedResidualProblem,
     inverted_residual_of,
     inverted_sample,
 )
-from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedResidual, InvertedTile
+from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedTile
 from convoy.engines.hopper.chains.inverted_residual_weights import pack_last_bias, pack_slices
 from convoy.engines.hopper.nvrtc_kernel import Function, SpillError, compile_cubin, pointer
 from convoy.engines.hopper.nvrtc_source import DIVIDING, kernel_source, nvrtc_options
@@ -35,7 +36,7 @@ _SHARED_BYTES: Final = {False: 99 << 10, True: 227 << 10}
 
 
 class InvertedResidualExecutable(Executable):
-    """The kernel of one tile configuration for one inverted residual block.
+    """The kernel of one tile configuration for one inverted residual block, or for one without its last layer.
 
     Args:
         engine: the engine's id, for messages.
@@ -56,27 +57,29 @@ class InvertedResidualExecutable(Executable):
         if refusal:
             raise InputError("knobs", str(tile.knobs), f"a tile configuration that fits; this one {refusal}")
         self.problem, self.tile, self.dependent = problem, tile, target.capability >= 90
-        cubin, self.log = self._compiled(engine, target)
-        self.function = Function(engine, cubin, "inverted_residual", tile.shared_bytes(block))
+        kernel = "inverted_residual" if block.projects else "expand_depthwise"
+        cubin, self.log = self._compiled(engine, kernel, target)
+        self.function = Function(engine, cubin, kernel, tile.shared_bytes(block))
 
-    def _compiled(self, engine: str, target: Target) -> tuple[bytes, str]:
+    def _compiled(self, engine: str, kernel: str, target: Target) -> tuple[bytes, str]:
         """Compile for as many blocks as a multiprocessor may have; where that spills registers, for one."""
         block = self.problem.block
         parameters = self.tile.parameters(block, hopper=self.dependent)
         divides = next((word for word in block.activations if word in DIVIDING), "none")
         options = nvrtc_options(divides, block.dtype)
         try:
-            return compile_cubin(engine, kernel_source("inverted_residual", parameters), target, options)
+            return compile_cubin(engine, kernel_source(kernel, parameters), target, options)
         except SpillError:
-            fewer = kernel_source("inverted_residual", {**parameters, "MIN_BLOCKS": 1})
+            fewer = kernel_source(kernel, {**parameters, "MIN_BLOCKS": 1})
             return compile_cubin(engine, fewer, target, options)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """The slices of the weights as the kernel copies them, and the last bias in fp32."""
+        """The slices of the weights as the kernel copies them, and the last layer's bias in fp32."""
         weights = [constants[index] for index in self.problem.weights]
         biases = [constants[index] if index >= 0 else None for index in self.problem.biases]
         block = self.problem.block
-        return pack_slices(weights, biases[:2], block, self.tile), pack_last_bias(biases[2], block, weights[0])
+        slices = pack_slices(weights, biases[:2], block, self.tile)
+        return (slices, pack_last_bias(biases[2], block, weights[0])) if block.projects else (slices,)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch."""
@@ -85,8 +88,7 @@ class InvertedResidualExecutable(Executable):
         if result is None:
             raise LaunchError("y: no tensor was given to write to")
         y = dense_nhwc("y", result)
-        weights, bias = buffers.constants
-        arguments = [*map(pointer, (x, weights, bias, y))]
+        arguments = [*map(pointer, (x, *buffers.constants, y))]
         grid, threads = self.tile.grid(self.problem.block), 32 * self.tile.warps
         device, cluster = x.device.index or 0, self.tile.cluster
         self.function.launch(device, grid, threads, arguments, cluster=cluster, dependent=self.dependent)
@@ -112,7 +114,7 @@ class InvertedResidualEngine(Engine):
         assert isinstance(problem, SubgraphProblem)
         if reason := hopper_support_checks.absence():
             return Support.no(reason)
-        read = inverted_residual_of(problem.text)
+        read = self.read(problem.text)
         if isinstance(read, str):
             return Support.no(read)
         if not _tiles(read.block, target):
@@ -121,12 +123,12 @@ class InvertedResidualEngine(Engine):
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Tile configurations by rising estimated time."""
-        return [tile.knobs for tile in _tiles(_read(problem).block, target)]
+        return [tile.knobs for tile in _tiles(self._block(problem), target)]
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """The cost model's estimate."""
         hopper = target.capability >= 90
-        return estimate_inverted_us(_read(problem).block, InvertedTile.of(knobs), target.units, hopper=hopper)
+        return estimate_inverted_us(self._block(problem), InvertedTile.of(knobs), target.units, hopper=hopper)
 
     def samples(self) -> Sequence[Problem]:
         """MobileNetV2's third block."""
@@ -134,7 +136,20 @@ class InvertedResidualEngine(Engine):
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one configuration; needs no GPU."""
-        return InvertedResidualExecutable(self.id, _read(problem), InvertedTile.of(knobs), target)
+        return InvertedResidualExecutable(self.id, self._found(problem), InvertedTile.of(knobs), target)
+
+    def read(self, text: str) -> InvertedResidualProblem | str:
+        """The block that a subgraph's text describes, or the reason why it is none."""
+        return inverted_residual_of(text)
+
+    def _found(self, problem: Problem) -> InvertedResidualProblem:
+        assert isinstance(problem, SubgraphProblem)
+        found = self.read(problem.text)
+        assert isinstance(found, InvertedResidualProblem)
+        return found
+
+    def _block(self, problem: Problem) -> InvertedResidual:
+        return self._found(problem).block
 
 
 def _shared_limit(target: Target) -> int:
@@ -143,13 +158,6 @@ def _shared_limit(target: Target) -> int:
 
 def _tiles(block: InvertedResidual, target: Target) -> Sequence[InvertedTile]:
     return inverted_tiles(block, target.units, _shared_limit(target), hopper=target.capability >= 90)
-
-
-def _read(problem: Problem) -> InvertedResidualProblem:
-    assert isinstance(problem, SubgraphProblem)
-    found = inverted_residual_of(problem.text)
-    assert isinstance(found, InvertedResidualProblem)
-    return found
 
 
 ENGINE = InvertedResidualEngine()

@@ -1,5 +1,7 @@
 """Which tile configurations of `inverted_residual.cu` are worth measuring, by an estimate that is fitted to times on an H100.
 
+Those of `expand_depthwise.cu` by the same estimate, without the terms of the last layer and with the stores of y.
+
 A block of threads computes products, issues instructions and moves values through shared memory; each is counted for one slice. A
 multiprocessor takes a share of their sum for each of its blocks. It also waits for the busiest warp's dependent steps, once for
 all blocks that it has at one time. Five constants are fitted; all others are counted, or the device's rates.
@@ -14,11 +16,11 @@ from functools import lru_cache
 from itertools import product
 from typing import Final, NamedTuple
 
+from convoy.engines.hopper.chains.inverted_residual_block import InvertedResidual
 from convoy.engines.hopper.chains.inverted_residual_tile_config import (
     CHANNELS,
     MOST_SUMS,
     STEP,
-    InvertedResidual,
     InvertedTile,
     TileNeeds,
 )
@@ -61,6 +63,13 @@ _MEMORY_BYTES_US: Final = 3.0e6
 _COPY_BYTES_CLOCK: Final = 24.0
 """From the L2 cache for all multiprocessors, from memory, and for one block of threads."""
 
+_STORE_CLOCKS: Final = 4.0
+"""Of a multiprocessor for a warp's store of 256 bytes of filtered values: 64 bytes a clock; not fitted."""
+
+_SHARES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+_MOST_BLOCKS: Final = 6
+"""Blocks of a tile that `expand_depthwise.cu` may have, and how many blocks a multiprocessor may have if they are more than one."""
+
 _ROWS: Final = (1, 2, 3, 4, 5, 7)
 _WARPS: Final = 8
 """Rows of a unit, and the most warps, that are looked at."""
@@ -81,7 +90,7 @@ class _Shape(NamedTuple):
         work: clocks of a multiprocessor for a slice.
         wait: clocks of its busiest warp for a slice, which no other warp of the block fills.
         slices: of the channels inside.
-        blocks: of threads, without clusters.
+        blocks: of threads, if each has all slices.
     """
 
     needs: TileNeeds
@@ -96,7 +105,8 @@ def _shape(block: InvertedResidual, tile: InvertedTile) -> _Shape:
     tiles, shares = -(-needs.positions // STEP), (tile.expand_m, tile.expand_n)
     work, wait = _expansion(block, tiles, tile.slice_k // STEP, tile.warps, shares)
     wait += 4 * _WAIT * filtered / tile.warps  # a multiprocessor has four schedulers
-    return _Shape(needs, work + _WORK * filtered, wait, tile.slices(block), tile.grid(block) // tile.cluster)
+    blocks = tile.grid(block) // (tile.cluster * tile.share)
+    return _Shape(needs, work + _WORK * filtered, wait, tile.slices(block), blocks)
 
 
 def _expansion(
@@ -113,14 +123,20 @@ def _expansion(
 
 
 def _filter_clocks(block: InvertedResidual, tile: InvertedTile) -> float:
-    """Of a slice's filtered values, and of their part of y."""
+    """Of a slice's filtered values, and of their part of y, or of their stores to it."""
     steps, taps = tile.slice_k // STEP, block.taps * block.taps
     pairs, seen = tile.warps // tile.warps_k, (tile.rows - 1) * block.stride + block.taps
     filtered, last = 2 * pairs * steps, pairs * steps * -(-tile.block_n // STEP)
     products = filtered * tile.rows * taps / 2 + 2 * last * tile.rows
     loaded = filtered * seen * block.taps / 2 + last
-    instructions = products + loaded + filtered * (14 + 1.5 * taps + tile.rows * (6 + 2 * _wide(block.activations[1])))
-    return products * _PRODUCT_CLOCKS + instructions / 4 + 4 * loaded + filtered * taps / 2
+    stored = 0 if block.projects else filtered * tile.rows
+    instructions = (
+        products
+        + loaded
+        + 3 * stored
+        + filtered * (14 + 1.5 * taps + tile.rows * (6 + 2 * _wide(block.activations[1])))
+    )
+    return products * _PRODUCT_CLOCKS + instructions / 4 + 4 * loaded + filtered * taps / 2 + _STORE_CLOCKS * stored
 
 
 def _wide(activation: str) -> float:
@@ -128,9 +144,13 @@ def _wide(activation: str) -> float:
     return {"none": 1.0, "relu": 1.0, "relu6": 2.0}.get(activation, 16.0)
 
 
-def _busy_us(shape: _Shape, windows: int, cluster: int, at_once: int, units: int) -> float:
-    """Of the busiest multiprocessor, with `at_once` blocks at one time; or of all for the weights, if that is longer."""
-    needs, slices, blocks = shape.needs, -(-shape.slices // cluster), shape.blocks * cluster
+def _busy_us(shape: _Shape, windows: int, divided: tuple[int, int], at_once: int, units: int) -> float:
+    """Of the busiest multiprocessor, with `at_once` blocks at one time; or of all for the weights, if that is longer.
+
+    divided: `cluster` and `share`.
+    """
+    needs, (cluster, share) = shape.needs, divided
+    slices, blocks = -(-shape.slices // (cluster * share)), shape.blocks * cluster * share
     usable = units if cluster <= 2 else units * 10 // 11  # clusters leave some multiprocessors empty
     each = -(-blocks // usable)
     prepared = needs.pixel_bytes + windows * needs.window_bytes
@@ -149,7 +169,7 @@ def _total_us(block: InvertedResidual, busy_us: float) -> float:
 def estimate_inverted_us(block: InvertedResidual, tile: InvertedTile, units: int, *, hopper: bool = True) -> float:
     """Estimated microseconds of a launch: the busiest multiprocessor, and the traffic of weights and of memory."""
     at_once = tile.blocks_per_sm(block, hopper=hopper)
-    return _total_us(block, _busy_us(_shape(block, tile), tile.windows, tile.cluster, at_once, units))
+    return _total_us(block, _busy_us(_shape(block, tile), tile.windows, (tile.cluster, tile.share), at_once, units))
 
 
 @lru_cache(maxsize=256)
@@ -159,11 +179,11 @@ def inverted_tiles(
     """Configurations worth measuring, by rising estimate."""
     kept: dict[tuple[int, ...], int] = {}
     chosen: list[InvertedTile] = []
-    for _, _, start, windows, cluster in sorted(_timed(block, units, shared_limit, hopper=hopper)):
-        shape = (start.octets, start.rows, start.bands, start.warps_k, start.block_n, cluster)
+    for _, _, start, windows, (cluster, share) in sorted(_timed(block, units, shared_limit, hopper=hopper)):
+        shape = (start.octets, start.rows, start.bands, start.warps_k, start.block_n, cluster, share)
         if kept.get(shape, 0) == _ALIKE:
             continue
-        tile = replace(start, windows=windows, stages=windows + 1, cluster=cluster)
+        tile = replace(start, windows=windows, stages=windows + 1, cluster=cluster, share=share)
         if not tile.refusal(block, shared_limit):
             kept[shape] = kept.get(shape, 0) + 1
             chosen.append(tile)
@@ -174,29 +194,38 @@ def inverted_tiles(
 
 def _timed(
     block: InvertedResidual, units: int, shared_limit: int, *, hopper: bool
-) -> Iterator[tuple[float, int, InvertedTile, int, int]]:
-    """The estimate of each configuration that fits shared memory, its number, and its tile, windows and cluster.
+) -> Iterator[tuple[float, int, InvertedTile, int, tuple[int, int]]]:
+    """The estimate of each configuration that fits shared memory, its number, and its tile, windows, cluster and share.
 
     A block has thousands of configurations. What all windows and clusters of a tile share is computed once.
     """
-    clusters, number = (1, 2, 4, 8) if hopper else (1,), 0
+    number = 0
     for tile in _candidates(block):
         shape = _shape(block, tile)
         for windows in (1, 2):
             if (shared := shape.needs.shared_bytes(windows, windows + 1)) > shared_limit:
                 continue
             at_once = shape.needs.blocks_per_sm(shared, hopper=hopper)
-            for cluster in clusters:
-                if cluster == 1 or cluster * shape.blocks * cluster <= 2 * units:
-                    number += 1
-                    yield _busy_us(shape, windows, cluster, at_once, units), number, tile, windows, cluster
+            for divided in _divisions(block, shape, units, hopper=hopper):
+                number += 1
+                yield _busy_us(shape, windows, divided, at_once, units), number, tile, windows, divided
+
+
+def _divisions(block: InvertedResidual, shape: _Shape, units: int, *, hopper: bool) -> list[tuple[int, int]]:
+    """`cluster` and `share`: among how many blocks a tile's slices are divided."""
+    if not block.projects:
+        most, slices = _MOST_BLOCKS * units // shape.blocks, shape.slices
+        filled = [share for share in _SHARES if (share - 1) * -(-slices // share) < slices]
+        return [(1, share) for share in filled if share == 1 or share <= most]
+    clusters = (1, 2, 4, 8) if hopper else (1,)
+    return [(cluster, 1) for cluster in clusters if cluster == 1 or cluster * shape.blocks * cluster <= 2 * units]
 
 
 def _candidates(block: InvertedResidual) -> Iterator[InvertedTile]:
     """Tiles with one window and without clusters."""
     widest = -(-block.q // 8)
     octets = sorted({-(-widest // parts) for parts in range(1, widest + 1)})
-    filters, deepest = _columns(block.k), -(-block.mid // STEP) * STEP
+    filters, deepest = _columns(block.projected), -(-block.mid // STEP) * STEP
     for across, rows, bands in product(octets, _ROWS, range(1, 17)):
         high, pairs = rows * bands, across * bands // 2
         if across * bands % 2 or pairs > _WARPS or -(-block.p // high) * high > _MOST_WASTE * block.p + 1:
@@ -212,7 +241,7 @@ def _candidates(block: InvertedResidual) -> Iterator[InvertedTile]:
 
 
 def _columns(filters: int) -> list[int]:
-    """Filters of a block of threads: all of them, or half."""
+    """Filters of a block of threads: all of them, or half; 0 of none."""
     return sorted({-(-filters // (parts * CHANNELS)) * CHANNELS for parts in (1, 2)}, reverse=True)
 
 

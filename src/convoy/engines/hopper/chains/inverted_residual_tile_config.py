@@ -1,14 +1,14 @@
-"""Shapes and tile configurations of `inverted_residual.cu`: 1x1, depthwise and 1x1 convolutions in one kernel."""
+"""Tile configurations of `inverted_residual.cu` and `expand_depthwise.cu`: 1x1, depthwise and 1x1 convolutions in one kernel."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, NamedTuple
 
+from convoy.engines.hopper.chains.inverted_residual_block import InvertedResidual
 from convoy.engines.hopper.nvrtc_source import ACTIVATIONS
 from convoy.errors import InputError
 from convoy.problem import Knobs
-from convoy.problem.spec import DTYPE_BYTES
 
 CHANNELS: Final = 8
 """Channels come in vectors of 16 bytes."""
@@ -34,64 +34,6 @@ _SM_BYTES: Final = {False: 100 << 10, True: 228 << 10}
 
 _PAD: Final = 16
 """Bytes behind each row in shared memory, so that rows begin in different banks."""
-
-
-@dataclass(frozen=True, slots=True)
-class InvertedResidual:
-    """y = conv1x1(act2(depthwise(act1(conv1x1(x))))), + x where there is a residual; NHWC.
-
-    Attributes:
-        n: images.
-        h: height of x.
-        w: width of x.
-        c: channels of x.
-        mid: channels between the convolutions.
-        k: channels of y.
-        taps: side of the depthwise filter, 3 or 5, with padding that keeps the size at stride 1.
-        stride: of the depthwise convolution, 1 or 2.
-        dtype: fp16 or bf16, of every tensor.
-        activations: behind the first and the second convolution.
-        residual: whether x is added.
-    """
-
-    n: int
-    h: int
-    w: int
-    c: int
-    mid: int
-    k: int
-    taps: int
-    stride: int
-    dtype: str
-    activations: tuple[str, str]
-    residual: bool
-
-    @property
-    def p(self) -> int:
-        """Height of y."""
-        return (self.h - 1) // self.stride + 1
-
-    @property
-    def q(self) -> int:
-        """Width of y."""
-        return (self.w - 1) // self.stride + 1
-
-    @property
-    def flops(self) -> int:
-        """Operations; a multiply-add counts as two."""
-        before, after = self.n * self.h * self.w, self.n * self.p * self.q
-        return 2 * self.mid * (before * self.c + after * (self.taps * self.taps + self.k))
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of the three weights."""
-        return DTYPE_BYTES[self.dtype] * self.mid * (self.c + self.taps * self.taps + self.k)
-
-    @property
-    def bytes_min(self) -> int:
-        """X read once, y written once, and the weights."""
-        values = self.n * (self.h * self.w * self.c + self.p * self.q * self.k)
-        return values * DTYPE_BYTES[self.dtype] + self.weight_bytes
 
 
 class TileNeeds(NamedTuple):
@@ -138,9 +80,10 @@ class InvertedTile:
         windows: slices of expanded values in shared memory; with 2, one is made while the other is filtered.
         stages: of the ring of weights.
         expand_m: tiles of 16 pixels that a warp expands at a time.
-        block_n: filters of a block of threads.
+        block_n: filters of a block of threads; 0 without a last layer.
         expand_n: warps that share such tiles, each with a part of the slice.
-        cluster: blocks of threads that share a tile, each with some of the slices.
+        cluster: blocks of threads that share a tile, each with some of the slices, and add up their sums.
+        share: likewise, without a last layer: they have no sums.
     """
 
     octets: int
@@ -154,24 +97,19 @@ class InvertedTile:
     block_n: int
     expand_n: int = 1
     cluster: int = 1
+    share: int = 1
 
     @property
     def knobs(self) -> Knobs:
         """The configuration as an engine's knobs."""
-        return Knobs.of(
-            octets=self.octets, rows=self.rows, bands=self.bands, warps_k=self.warps_k, slice_k=self.slice_k,
-            windows=self.windows, stages=self.stages, expand_m=self.expand_m, block_n=self.block_n,
-            expand_n=self.expand_n, cluster=self.cluster,
-        )  # fmt: skip
+        values = asdict(self)
+        return Knobs.of(**{name: values[name] for name in _names(share=not self.block_n)})
 
     @classmethod
     def of(cls, knobs: Knobs) -> InvertedTile:
         """Inverse of `knobs`; raises InputError for knobs that name no valid configuration."""
-        names = (
-            "octets", "rows", "bands", "warps_k", "slice_k", "windows", "stages", "expand_m", "block_n", "expand_n",
-            "cluster",
-        )  # fmt: skip
-        tile = cls(*(knobs.integer(name) for name in names))
+        names = _names(share="share" in knobs)
+        tile = cls(**{"block_n": 0, **{name: knobs.integer(name) for name in names}})
         positive = min(knobs.integer(name) for name in names) >= 1
         right = positive and tile.octets * tile.bands % 2 == 0 and tile.warps <= MOST_WARPS and tile.stages <= 6
         right = right and tile.slice_k % (STEP * tile.warps_k) == tile.slice_k % (STEP * tile.expand_n) == 0
@@ -180,8 +118,8 @@ class InvertedTile:
             raise InputError(
                 "knobs", str(knobs),
                 "octets and bands with an even product, up to 16 warps, slice_k in multiples of 16 warps_k and of 16 expand_n, "
-                "1 or 2 windows, more stages than windows, up to 6, expand_m and expand_n 1 or 2, block_n in multiples of 8, "
-                "clusters of 1, 2, 4 or 8",
+                "1 or 2 windows, more stages than windows, up to 6, expand_m and expand_n 1 or 2; block_n in multiples of 8 "
+                "and clusters of 1, 2, 4 or 8, or a share",
             )  # fmt: skip
         return tile
 
@@ -205,17 +143,17 @@ class InvertedTile:
         return -(-block.mid // self.slice_k)
 
     def own_slices(self, block: InvertedResidual) -> int:
-        """Slices that a block of threads has; the last ones of a cluster may have fewer."""
-        return -(-self.slices(block) // self.cluster)
+        """Slices that a block of threads has; the last ones of a tile may have fewer."""
+        return -(-self.slices(block) // (self.cluster * self.share))
 
     def parts(self, block: InvertedResidual) -> int:
         """Blocks of threads that share a tile's filters."""
-        return -(-block.k // self.block_n)
+        return -(-block.k // self.block_n) if self.block_n else 1
 
     def grid(self, block: InvertedResidual) -> int:
         """Blocks of threads."""
         tiles = -(-block.p // self.tile_rows) * -(-block.q // self.tile_columns)
-        return block.n * tiles * self.parts(block) * self.cluster
+        return block.n * tiles * self.parts(block) * self.cluster * self.share
 
     def positions(self, block: InvertedResidual) -> int:
         """Pixels of x in a tile, with the halo."""
@@ -234,9 +172,10 @@ class InvertedTile:
     def needs(self, block: InvertedResidual) -> TileNeeds:
         """What depends on neither windows nor stages nor clusters; bytes as in inverted_residual_layout.cuh."""
         positions, pixels = self.positions(block), self.warps_k * self.tile_rows * self.tile_columns
+        columns = self.block_n if self.block_n % STEP or not self.block_n else self.block_n + 8
         return TileNeeds(
             positions, positions * row_bytes(block.c) + -(-positions // 128) * 16, self.stage_bytes(block),
-            positions * row_bytes(self.slice_k), 4 * pixels * (self.block_n if self.block_n % STEP else self.block_n + 8),
+            positions * row_bytes(self.slice_k), 4 * pixels * columns,
             self.registers(block), 32 * self.warps,
         )  # fmt: skip
 
@@ -263,7 +202,9 @@ class InvertedTile:
         most = min(_MOST_REGISTERS, _SM_REGISTERS // (32 * self.warps))
         if self.sums > MOST_SUMS or self.registers(block) > most:
             return f"needs {self.registers(block)} registers, of {most}"
-        if (self.cluster - 1) * self.own_slices(block) >= self.slices(block):
+        if block.projects != (self.block_n > 0):
+            return "has filters of a layer that is not there" if self.block_n else "has no filters"
+        if (self.cluster * self.share - 1) * self.own_slices(block) >= self.slices(block):
             return "has blocks without a slice"
         if self.shared_bytes(block) > shared_limit:
             return f"needs {self.shared_bytes(block)} bytes of shared memory, of {shared_limit}"
@@ -279,7 +220,7 @@ class InvertedTile:
             "OCTETS": self.octets, "ROWS": self.rows, "BANDS": self.bands, "WARPS_K": self.warps_k,
             "SLICE": self.slice_k, "SLICES": self.slices(block), "WINDOWS": self.windows, "STAGES": self.stages,
             "EXPAND_M": self.expand_m, "EXPAND_N": self.expand_n, "BLOCK_N": self.block_n,
-            "CLUSTER": self.cluster, "MIN_BLOCKS": self.blocks_per_sm(block, hopper=hopper),
+            "CLUSTER": self.cluster, "SHARE": self.share, "MIN_BLOCKS": self.blocks_per_sm(block, hopper=hopper),
         }  # fmt: skip
 
 
@@ -291,3 +232,9 @@ def row_bytes(channels: int) -> int:
 def tap_words(block: InvertedResidual) -> int:
     """Words of a pair of channels' depthwise filters, in whole vectors."""
     return -(-block.taps * block.taps // 4) * 4
+
+
+def _names(*, share: bool) -> tuple[str, ...]:
+    """The knobs of a kernel with a last layer, or of the one without."""
+    names = ("octets", "rows", "bands", "warps_k", "slice_k", "windows", "stages", "expand_m", "expand_n")
+    return (*names, "share") if share else (*names, "block_n", "cluster")

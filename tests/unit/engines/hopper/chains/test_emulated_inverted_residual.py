@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedResidual, InvertedTile
+from convoy.engines.hopper.chains.inverted_residual_block import InvertedResidual
+from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedTile
 from convoy.engines.hopper.chains.inverted_residual_weights import pack_last_bias, pack_slices
 from tests.unit.engines.emulated_cuda import address, hopper_libraries
 

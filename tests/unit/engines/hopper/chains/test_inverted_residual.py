@@ -8,6 +8,7 @@ import torch
 
 from convoy.engines.competition import competing_engines
 from convoy.engines.hopper.chains.inverted_residual import ENGINE
+from convoy.engines.hopper.chains.inverted_residual_block import InvertedResidual
 from convoy.engines.hopper.chains.inverted_residual_cost import estimate_inverted_us, inverted_tiles
 from convoy.engines.hopper.chains.inverted_residual_problem import (
     inverted_residual_of,
@@ -15,7 +16,7 @@ from convoy.engines.hopper.chains.inverted_residual_problem import (
     inverted_subgraph,
     layers_of_inverted,
 )
-from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedResidual, InvertedTile
+from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedTile
 from convoy.engines.hopper.chains.inverted_residual_weights import pack_slices
 from convoy.errors import InputError
 from convoy.problem import Knobs, SubgraphProblem

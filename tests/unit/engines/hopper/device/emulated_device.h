@@ -22,6 +22,7 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 typedef uint16_t u16;
 struct uint3_ { unsigned x, y, z; };
+struct uint2 { u32 x, y; };
 struct uint4 { u32 x, y, z, w; };
 struct float2 { float x, y; };
 static inline uint4 make_uint4(u32 a, u32 b, u32 c, u32 d) { return {a, b, c, d}; }

@@ -1,9 +1,9 @@
-// Parameters of inverted_residual.cu.
+// Parameters of inverted_residual.cu and expand_depthwise.cu.
 #pragma once
 
 enum BlockParameter : int {
   CHANNELS = 24,  // of x: a multiple of 8, as those inside and the filters
-  FILTERS = 24,  // of y
+  FILTERS = 24,  // of y: without a last convolution, the channels inside
   HEIGHT = 56,  // of x
   WIDTH = 56,
   TAPS = 3,  // side of the depthwise filter: 3 or 5
@@ -27,6 +27,7 @@ enum TileParameter : int {
   EXPAND_M = 2,  // tiles of 16 pixels that a warp expands at a time
   EXPAND_N = 1,  // warps that share such tiles, each with a part of the slice: a multiple of 16 channels
   CLUSTER = 1,  // blocks of a tile, each with a part of the slices; more than one from capability 9.0 on
-  BLOCK_N = 24,  // filters of a block: a multiple of 8
+  SHARE = 1,  // likewise, without a cluster: they have no sums in common
+  BLOCK_N = 24,  // filters of a block: a multiple of 8; 0 without a last convolution
   MIN_BLOCKS = 1,  // of a multiprocessor, for which the compiler keeps registers
 };

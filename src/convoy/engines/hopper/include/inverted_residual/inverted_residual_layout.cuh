@@ -1,4 +1,4 @@
-// Sizes of a block of threads of inverted_residual.cu, its shared memory, and where the pixels of its tile lie.
+// Sizes of a block of threads of inverted_residual.cu or expand_depthwise.cu, its shared memory, and where the pixels of its tile lie.
 #pragma once
 #include <inverted_residual/inverted_residual_config.cuh>
 #include <inverted_residual/inverted_residual_ptx.cuh>
@@ -12,8 +12,9 @@ enum : int {
   TILE_COLUMNS = 8 * OCTETS,
   TILES_H = (OUT_HEIGHT + TILE_ROWS - 1) / TILE_ROWS,
   TILES_W = (OUT_WIDTH + TILE_COLUMNS - 1) / TILE_COLUMNS,
-  EACH = (SLICES + CLUSTER - 1) / CLUSTER,  // slices of a block
-  PARTS = (FILTERS + BLOCK_N - 1) / BLOCK_N,
+  SHARES = CLUSTER * SHARE,
+  EACH = (SLICES + SHARES - 1) / SHARES,  // slices of a block
+  PARTS = BLOCK_N ? (FILTERS + BLOCK_N - 1) / BLOCK_N : 1,
   PAIRS = OCTETS * BANDS / 2,  // of units
   WARPS = PAIRS * WARPS_K,
   BLOCK_THREADS = 32 * WARPS,
@@ -44,18 +45,19 @@ enum : int {
   WINDOW = WEIGHTS + STAGES * STAGE_BYTES,
   WINDOW_BYTES = POSITIONS * WINDOW_PITCH,
 };
+static_assert(CLUSTER == 1 || SHARE == 1, "the slices are divided once");
 static_assert(OCTETS * BANDS % 2 == 0, "a warp has two units");
 static_assert(EXPAND_M <= 2, "a word of bits for the tiles that a warp expands at a time");
 
 // Which tile a block computes.
 struct Tile {
   int part, top, left, image;  // top, left: of x, with the halo
-  int rank, first, slices;  // in the cluster; the slices that the block has
+  int rank, first, slices;  // among the blocks of the tile; the slices that the block has
 
   DEVICE_MEMBER Tile() {
-    const int block = blockIdx.x / CLUSTER, rest = block / PARTS;
-    rank = CLUSTER > 1 ? cluster_ctarank() : 0, first = rank * EACH;
-    slices = CLUSTER == 1 ? SLICES : SLICES - first < EACH ? SLICES - first : EACH;
+    const int block = blockIdx.x / SHARES, rest = block / PARTS;
+    rank = CLUSTER > 1 ? cluster_ctarank() : SHARE > 1 ? blockIdx.x % SHARE : 0, first = rank * EACH;
+    slices = SHARES == 1 ? SLICES : SLICES - first < EACH ? SLICES - first : EACH;
     part = block % PARTS, left = rest % TILES_W * (TILE_COLUMNS * STRIDE) - TAPS / 2;
     top = rest / TILES_W % TILES_H * (TILE_ROWS * STRIDE) - TAPS / 2, image = rest / (TILES_W * TILES_H);
   }

@@ -27,8 +27,8 @@ from convoy.regions.whole import WholeScope, whole_regions
 
 PATTERNS: Final = ("merge", "banded", "block", "inverted", "expanded", "norm", "pool", "whole")
 """Patterns that are proposed only for engines that ask for them (`Engine.patterns`): parallel convolutions as one, a depthwise
-convolution with its neighbours, the three convolutions of a bottleneck and of an inverted residual block, the first two of the latter,
-each batch norm of a training step with what stands beside it, poolings apart from it, and the whole net and parts of it."""
+convolution with its neighbours, the three convolutions of a bottleneck and of an inverted residual block, the first two of the
+latter, each batch norm of a training step with its neighbours, poolings apart from it, and the whole net and parts of it."""
 
 EVERY_PART: Final = WholeScope(parts=64, stages=True)
 """All parts of nets that a plan may name."""

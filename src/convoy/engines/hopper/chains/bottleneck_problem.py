@@ -29,8 +29,8 @@ class BottleneckProblem:
     """
 
     block: Bottleneck
-    weights: tuple[int, int, int]
-    biases: tuple[int, int, int]
+    weights: tuple[int, ...]
+    biases: tuple[int, ...]
     x: int
     residual: int
 

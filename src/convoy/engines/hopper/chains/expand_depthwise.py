@@ -1,7 +1,7 @@
-"""cuda.expand_depthwise: a 1x1 convolution and the depthwise one behind it in one kernel, `expand_depthwise.cu` (docs/kernels/chains.md).
+"""cuda.expand_depthwise: a 1x1 convolution and the depthwise one behind it in one kernel, `expand_depthwise.cu`.
 
-y = act2(depthwise(act1(conv1x1(x)))): the first two layers of an inverted residual block, for nets with a gate before the third, as
-EfficientNet and MobileNetV3.
+y = act2(depthwise(act1(conv1x1(x)))): the first two layers of an inverted residual block, for nets that have a gate before the
+third, as EfficientNet and MobileNetV3 (docs/kernels/chains.md).
 """
 
 from __future__ import annotations

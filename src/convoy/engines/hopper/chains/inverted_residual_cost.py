@@ -66,9 +66,8 @@ _COPY_BYTES_CLOCK: Final = 24.0
 _STORE_CLOCKS: Final = 4.0
 """Of a multiprocessor for a warp's store of 256 bytes of filtered values: 64 bytes a clock; not fitted."""
 
-_SHARES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
-_MOST_BLOCKS: Final = 6
-"""Blocks of a tile that `expand_depthwise.cu` may have, and how many blocks a multiprocessor may have if they are more than one."""
+_MOST_SHARED: Final = 6
+"""Blocks of `expand_depthwise.cu` for each multiprocessor, if the slices of a tile are divided among some."""
 
 _ROWS: Final = (1, 2, 3, 4, 5, 7)
 _WARPS: Final = 8
@@ -214,9 +213,9 @@ def _timed(
 def _divisions(block: InvertedResidual, shape: _Shape, units: int, *, hopper: bool) -> list[tuple[int, int]]:
     """`cluster` and `share`: among how many blocks a tile's slices are divided."""
     if not block.projects:
-        most, slices = _MOST_BLOCKS * units // shape.blocks, shape.slices
-        filled = [share for share in _SHARES if (share - 1) * -(-slices // share) < slices]
-        return [(1, share) for share in filled if share == 1 or share <= most]
+        most, slices = _MOST_SHARED * units // shape.blocks, shape.slices
+        shares = sorted({-(-slices // each) for each in range(1, slices + 1)})
+        return [(1, share) for share in shares if share == 1 or share <= most]
     clusters = (1, 2, 4, 8) if hopper else (1,)
     return [(cluster, 1) for cluster in clusters if cluster == 1 or cluster * shape.blocks * cluster <= 2 * units]
 

@@ -5,18 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from convoy.engines.hopper.chains.inverted_residual_block import InvertedResidual
 from convoy.engines.hopper.chains.inverted_residual_tile_config import InvertedTile
 from convoy.engines.hopper.chains.inverted_residual_weights import pack_last_bias, pack_slices
 from tests.unit.engines.emulated_cuda import address, hopper_libraries
+from tests.unit.engines.hopper.chains.inverted_cases import DTYPES, LIMITS, drawn, exact
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-LIMITS = {"fp16": 1e-3, "bf16": 8e-3}
-ACTIVATE = {"none": lambda v: v, "relu": F.relu, "relu6": F.relu6, "silu": F.silu, "hardswish": F.hardswish}
 RUN = """
 extern "C" int run(const Half* x, const unsigned char* weights, const uint4* bias, uint4* y, int grid, int shared_bytes) {
   return launch(grid, BLOCK_THREADS, CLUSTER, shared_bytes + 64, [=] { inverted_residual(x, weights, bias, y); });
@@ -27,41 +24,6 @@ extern "C" int run(const Half* x, const unsigned char* weights, const uint4* bia
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     return hopper_libraries(tmp_path_factory.mktemp("inverted_residual"))
-
-
-def exact(block, x, weights, biases):
-    """The block in float64, each result rounded to the dtype as the layers' own kernels round it."""
-    value = x
-    for index, (weight, bias, word) in enumerate(zip(weights, biases, (*block.activations, "none"), strict=True)):
-        added = None if bias is None else bias.double()
-        stride, groups = (block.stride, block.mid) if index == 1 else (1, 1)
-        made = F.conv2d(value.double(), weight.double(), added, stride, weight.shape[2] // 2, groups=groups)
-        made = made + x.double() if index == 2 and block.residual else made
-        value = ACTIVATE[word](made).to(x.dtype)
-    return value
-
-
-def drawn(block, kind, biased=True):
-    """x, weights and biases: small integers of which few are not zero, or normal numbers."""
-    generator, dtype = torch.Generator().manual_seed(7), DTYPES[block.dtype]
-    shapes = ((block.mid, block.c, 1, 1), (block.mid, 1, block.taps, block.taps), (block.k, block.mid, 1, 1))
-
-    def integers(shape, low, high, kept=1.0):
-        values = torch.randint(low, high, shape, generator=generator)
-        return (values * (torch.rand(shape, generator=generator) < kept)).to(dtype)
-
-    def normal(shape):
-        return (torch.randn(shape, generator=generator) / shape[1:].numel() ** 0.5).to(dtype)
-
-    image = torch.Size((block.n, block.c, block.h, block.w))
-    if kind == "integer":
-        x = integers(image, -2, 3)
-        weights = [integers(shape, -1, 2, kept) for shape, kept in zip(shapes, (0.2, 0.5, 0.1), strict=True)]
-    else:
-        x = torch.randn(image, generator=generator).to(dtype)
-        weights = [normal(torch.Size(shape)) for shape in shapes]
-    biases = [integers((shape[0],), -2, 3) if biased else None for shape in shapes]
-    return x.contiguous(memory_format=torch.channels_last), weights, biases
 
 
 def run(library, block, tile, *, kind="integer", biased=True, changes=()):

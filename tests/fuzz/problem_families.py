@@ -76,6 +76,7 @@ CLAIMS = {
     "triton.merged": ("piece",),
     "cuda.bottleneck": ("piece",),
     "cuda.inverted_residual": ("piece",),
+    "cuda.expand_depthwise": ("piece",),
     "cuda.fusion": ("piece",),
     "cuda.layout": (),
     "triton.dgrad": ("dgrad",),
@@ -385,13 +386,22 @@ def _bottlenecks(draw: random.Random) -> Problem:
 
 
 def _inverted_residuals(draw: random.Random) -> Problem:
+    return _inverted(draw, projects=True)
+
+
+def _expanded(draw: random.Random) -> Problem:
+    return _inverted(draw, projects=False)
+
+
+def _inverted(draw: random.Random, *, projects: bool) -> Problem:
     c, mid, k = (8 * draw.choice((1, 2, 2, 3, 4, most)) for most in (9, 20, 9))
     stride, taps = draw.choice((1, 1, 2)), draw.choice((3, 3, 5))
     words = "relu6", "relu", "silu", "hardswish", "none", "hardsigmoid"
-    residual = stride == 1 and draw.random() < 0.5
+    residual = projects and stride == 1 and draw.random() < 0.5
+    filters = (c if residual else k) if projects else mid
     block = InvertedResidual(
-        draw.randint(1, 3), draw.randint(1, 20), draw.randint(1, 24), c, mid, c if residual else k, taps, stride,
-        draw.choice(("fp16", "bf16")), (draw.choice(words), draw.choice(words)), residual,
+        draw.randint(1, 3), draw.randint(1, 20), draw.randint(1, 24), c, mid, filters, taps, stride,
+        draw.choice(("fp16", "bf16")), (draw.choice(words), draw.choice(words)), residual, projects,
     )  # fmt: skip
     return inverted_subgraph(block, biased=draw.random() < 0.8)
 
@@ -582,6 +592,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "parallel": _parallel,
     "bottlenecks": _bottlenecks,
     "inverted residuals": _inverted_residuals,
+    "expanded and filtered": _expanded,
     "concatenations": _concatenations,
     "channels scaled": _scaled,
     "layer norms": _layer_norms,

@@ -96,6 +96,7 @@ INVERTED = [
     InvertedResidual(1, 13, 9, 40, 120, 40, 5, 1, "bf16", ("hardswish", "hardswish"), True),
     InvertedResidual(3, 15, 11, 32, 72, 160, 5, 2, "fp16", ("relu", "none"), False),
 ]
+EXPANDED = [replace(block, k=block.mid, residual=False, projects=False) for block in INVERTED]
 KINDS = [("fp16", "half"), ("fp32", "as_torch"), ("bf16", "half"), ("fp32", "strict")]
 
 LEAST_SHAPES = 30
@@ -119,6 +120,7 @@ COOPERATION = frozenset(
         "depth",
         "halo",
         "parts",
+        "share",
         "shares",
         "slices",
         "split",
@@ -135,6 +137,7 @@ MOST_WRITTEN = 2000
 PIECES = (
     *("cuda.bottleneck", "cuda.fusion", "cuda.layout", "triton.batch_norm", "triton.group_norm", "triton.merged"),
     *("triton.pool_backward", "triton.pooling", "cuda.squeeze_excitation", "cuda.gated_1x1", "cuda.inverted_residual"),
+    "cuda.expand_depthwise",
 )
 """Engines of pieces of the graph."""
 
@@ -237,6 +240,8 @@ def pieces(name: str) -> Iterator[Problem]:
             yield subgraph_of(replace(block, residual=residual))
     elif name == "cuda.inverted_residual":
         yield from map(inverted_subgraph, INVERTED)
+    elif name == "cuda.expand_depthwise":
+        yield from map(inverted_subgraph, EXPANDED)
     elif name == "cuda.fusion":
         yield from fusion_cases.CASES.values()
     elif name == "cuda.layout":

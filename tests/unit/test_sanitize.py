@@ -30,6 +30,7 @@ HALF_OR_FULL = {
             "cuda.bottleneck",
             "cuda.depthwise_tile",
             "cuda.dgrad",
+            "cuda.expand_depthwise",
             "cuda.first_layer",
             "cuda.fresh",
             "cuda.gated_1x1",

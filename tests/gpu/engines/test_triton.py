@@ -23,6 +23,7 @@ OTHERS = (
     "cuda.wgrad",
     "cuda.bottleneck",
     "cuda.inverted_residual",
+    "cuda.expand_depthwise",
     "triton.conv3d",
 )
 ENGINES = [n for n in MANIFEST if n.startswith(("triton.", "cuda.")) and n not in OTHERS and ".pool" not in n]

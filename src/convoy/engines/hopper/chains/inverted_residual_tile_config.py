@@ -25,6 +25,10 @@ _FILTERING: Final = 56
 _A_ROW: Final = 12
 """Registers that a thread needs besides its sums, by NVRTC 13.0: to expand; to filter, and for each row of a unit more."""
 
+_ALONE_EXPANDING: Final = 50
+_ALONE_FILTERING: Final = 40
+"""The same without a last layer, by 48 settings that NVRTC 13.0 compiled for more and more blocks until it spilled."""
+
 _MOST_REGISTERS: Final = 248
 """By that count: with 252, some settings spilled eight bytes."""
 _SM_REGISTERS: Final = 65536
@@ -190,6 +194,11 @@ class InvertedTile:
 
     def registers(self, block: InvertedResidual) -> int:
         """Registers that a thread needs, about."""
+        if not block.projects:
+            wide = block.taps - 3
+            row = 12 + 3 * wide + (block.stride - 1) * (4 + 2 * wide)
+            expanding = _ALONE_EXPANDING + self.expand_m * self.slice_k // (2 * self.expand_n)
+            return max(expanding, _ALONE_FILTERING + 3 * wide + row * self.rows)
         filtering = _FILTERING + _A_ROW * self.rows + 6 * (block.taps * block.taps - 9)
         return self.sums + max(_EXPANDING + self.expand_m * self.slice_k // (2 * self.expand_n), filtering)
 

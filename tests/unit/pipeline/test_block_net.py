@@ -23,6 +23,7 @@ from convoy.pipeline.optimize import optimize_model
 from convoy.regions.region import Region
 from convoy.support import Support
 from convoy.target import Target
+from convoy.zoo.torchvision_import import import_torchvision
 
 H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 
@@ -101,6 +102,22 @@ def test_inverted_residual_blocks_are_proposed_where_a_kernel_takes_them(monkeyp
         assert all(load_engine("cuda.inverted_residual").supports(p, H100) for r in regions for p in r.problems)
     assert found(replace(H100, arch="sm_75")) == []
     assert found(H100, deny_engines=("cuda.inverted_residual",)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expanded", "whole"), [("efficientnet_b0", 15, 0), ("mobilenet_v3_large", 14, 6)]
+)
+def test_layers_before_gates_are_found(monkeypatch: pytest.MonkeyPatch, name: str, expanded: int, whole: int) -> None:
+    """Every block with an expansion has the pattern; those without a gate are also proposed whole."""
+    models = import_torchvision().models
+    monkeypatch.setattr(hopper_support_checks, "absence", lambda: "")
+    monkeypatch.setattr("convoy.engines.triton.triton_build.installed", lambda: True)
+    model = models.get_model(name).eval().half().to(memory_format=torch.channels_last)
+    captured = capture_net(name, model, (image(3, 64),), {}, convoy.Settings(effort="none"), H100)
+    found = {pattern: [r for r in captured.regions if r.pattern == pattern] for pattern in ("expanded", "inverted")}
+    assert {pattern: len(regions) for pattern, regions in found.items()} == {"expanded": expanded, "inverted": whole}
+    engine = load_engine("cuda.expand_depthwise")
+    assert all(engine.supports(problem, H100) for region in found["expanded"] for problem in region.problems)
 
 
 class Whole(Executable):

@@ -10,7 +10,7 @@
 // Parameters: inverted_residual_config.cuh, with BLOCK_N = 0.
 #include <inverted_residual/expand_and_filter.cuh>
 
-static_assert(BLOCK_N == 0 && CLUSTER == 1, "there is no last convolution");
+static_assert(CLUSTER == 1, "blocks have no sums in common");
 
 // Some of the 16 channels of a step, of the pixels of both units that the image has.
 DEVICE void store(const Tile& tile, int first, const u32 (&filtered)[ROWS][4], uint2* __restrict__ y) {

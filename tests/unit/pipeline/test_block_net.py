@@ -104,9 +104,7 @@ def test_inverted_residual_blocks_are_proposed_where_a_kernel_takes_them(monkeyp
     assert found(H100, deny_engines=("cuda.inverted_residual",)) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "expanded", "whole"), [("efficientnet_b0", 15, 0), ("mobilenet_v3_large", 14, 6)]
-)
+@pytest.mark.parametrize(("name", "expanded", "whole"), [("efficientnet_b0", 15, 0), ("mobilenet_v3_large", 14, 6)])
 def test_layers_before_gates_are_found(monkeypatch: pytest.MonkeyPatch, name: str, expanded: int, whole: int) -> None:
     """Every block with an expansion has the pattern; those without a gate are also proposed whole."""
     models = import_torchvision().models

@@ -154,7 +154,12 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def first_answer_table(rows: Sequence[Row], title: str) -> str:
-    """Seconds to the first answer, and the largest overruns of `time_s`."""
+    """Seconds to the first answer, and the largest overruns of `time_s`: a table for each commit."""
+    commits = dict.fromkeys(row["commit"] for row in rows)
+    return "\n\n".join(_commit_table([row for row in rows if row["commit"] == commit], title) for commit in commits)
+
+
+def _commit_table(rows: Sequence[Row], title: str) -> str:
     nets: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         name = row["subject"] if row["dtype"] == "fp32" else f"{row['subject']} {row['dtype']}"

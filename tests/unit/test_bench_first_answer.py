@@ -62,6 +62,10 @@ def test_the_table_has_a_column_for_each_start(script: Any) -> None:
         heads, "|---|---|---|---|---|---|",
         "| resnet18 | 1 | 5.00 | 4.00 | 3.00 | 1.01 |", "| resnet50 fp16 | 1 | 9.00 | 8.00 | 7.00 |  |",
     ]  # fmt: skip
+    rows.append({**rows[0], "subject": "alexnet", "commit": "4567def"})
+    _, second = script.first_answer_table(rows, "First answers").split("\n\nFirst answers")
+    assert second.startswith(", a CPU, commit 4567def,")  # a table names one commit
+    assert second.endswith("| alexnet | 1 | 5.00 |")
 
 
 def test_a_run_that_is_cut_short_keeps_the_nets_before(

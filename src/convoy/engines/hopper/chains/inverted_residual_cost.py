@@ -41,7 +41,7 @@ _WORK: Final = 0.522
 """Of the sum of products, instructions and shared memory traffic: two blocks at one time took 1.5 times as long as one."""
 
 _WAIT: Final = 0.511
-"""Of what the busiest warp alone would take for that sum: a block that is alone waits about as long as it works."""
+"""A block waits for this share of the time that its busiest warp would take for all of the block's sum."""
 
 _PREPARED_BYTES_CLOCK: Final = 41.4
 """Bytes of x and of windows in a clock, before the first slice: the borders of windows become zeros.

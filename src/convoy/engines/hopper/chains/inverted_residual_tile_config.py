@@ -41,7 +41,7 @@ _PAD: Final = 16
 
 
 class TileNeeds(NamedTuple):
-    """What a block of threads needs, whatever its windows, stages and clusters are.
+    """Memory, registers and threads of a block. Windows, stages and clusters multiply or divide them.
 
     Attributes:
         positions: pixels of x in a tile, with the halo.

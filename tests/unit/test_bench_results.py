@@ -56,6 +56,7 @@ UNITS |= dict.fromkeys(("open_s", "open_cpu_s", "runtime_s", "runtime_cpu_s"), "
 UNITS |= {"training_first_s": "s"} | SERVING_UNITS
 UNITS |= dict.fromkeys(("error", "training_error", "speedup", "own_share"), "1")
 UNITS |= {f"{mode}overrun_{time_s}s": "1" for mode in ("", "training_") for time_s in (10, 30, 60)}
+UNITS |= {f"share_{moment}": "1" for moment in ("none", "10s", "30s", "60s", "120s")}
 UNITS |= dict.fromkeys(("replay_ms", "call_ms", "latency_p99_ms"), "ms")
 UNITS |= dict.fromkeys(("check_us", "host_us", "call_us"), "us")
 SIGNED = {"correlation", "slope_us", "growth_bytes", *DIFFERENCES}

@@ -1,8 +1,8 @@
 """Compiles C sources to shared libraries with the host's compiler and keeps them in a checked cache.
 
-A library's file ends with the SHA-256 of the bytes before it, which loaders do not read. A file that was truncated or
-changed, or that another user could have written, is compiled again (`compiled_cache`). The file's name holds a digest of
-everything that decides its contents: the source, the flags, the compiler and the processor.
+A library's file ends with the SHA-256 of the bytes before it, which loaders do not read. A file that was truncated or changed,
+or that another user could have written, is compiled again (`compiled_cache`). The file's name holds a digest of all that decides
+its contents: the source, the flags, the compiler and the processor.
 
 Threads: `-fopenmp` among the flags links the OpenMP library that PyTorch has loaded, so that a kernel runs on PyTorch's
 threads (`torch.set_num_threads` applies) and no second thread pool competes for the cores.
@@ -48,8 +48,7 @@ _OPENMP: Final = re.compile(r"/lib(gomp|iomp5|omp)[^/]*\.so[^/]*$")
 _PROBE: Final = "int convoy_probe(int a) { return a + 41; }\n"
 PROBE_TIMEOUT_S: Final = 20.0
 """A compiler that takes longer for one line does not work."""
-_MOST_LOG: Final = 20_000
-"""Characters of the compiler's output that are kept."""
+_MOST_LOG: Final = 20_000  # characters of the compiler's output that are kept
 
 
 def compiler_support() -> Support:
@@ -122,7 +121,7 @@ _compiling: Final[dict[tuple[object, ...], threading.Lock]] = {}
 """A lock for each library that was asked for."""
 
 
-def library(source: Path | tuple[Path, ...], flags: tuple[str, ...], engine: str) -> ctypes.CDLL:
+def library(source: Path | tuple[Path, ...], flags: tuple[str, ...], engine: str, units: int = 1) -> ctypes.CDLL:
     """Compile a source of this package for PyTorch's threads and open it, once; raises CompileError if that fails.
 
     Several threads may ask for the same library: one compiles it, and the others wait.
@@ -131,16 +130,18 @@ def library(source: Path | tuple[Path, ...], flags: tuple[str, ...], engine: str
         source: a file, or several that are concatenated.
         flags: compiler flags.
         engine: the engine's id, for errors.
+        units: objects that are compiled from it at the same time and linked. If there are several, UNIT (0, 1, ...) tells which.
     """
     with _compiling.setdefault((source, flags, engine), threading.Lock()):
-        return _library(source, flags, engine)
+        return _library(source, flags, engine, units)
 
 
 @cache
-def _library(source: Path | tuple[Path, ...], flags: tuple[str, ...], engine: str) -> ctypes.CDLL:
+def _library(source: Path | tuple[Path, ...], flags: tuple[str, ...], engine: str, units: int) -> ctypes.CDLL:
     parts = (source,) if isinstance(source, Path) else source
     text = "".join(part.read_text(encoding="utf-8") for part in parts)
-    return load_shared(compile_shared(text, [*flags, *threads_flag()], engine))
+    texts = [f"#define UNIT {unit}\n" * (units > 1) + text for unit in range(units)]
+    return load_shared(compile_shared(texts, [*flags, *threads_flag()], engine))
 
 
 @cache

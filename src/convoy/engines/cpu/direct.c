@@ -218,14 +218,36 @@ INLINE void add_part(const int vectors, Work *u, int64_t first_block, int64_t la
     }
 }
 
+/* Two objects are compiled from this source at the same time, for half the time: UNIT 1 has the wide tiles and nothing else, UNIT 0 the
+ * rest. Without UNIT, all is one object. */
+#ifdef UNIT
+#define ACROSS __attribute__((noinline, visibility("hidden")))
+#else
+#define ACROSS static __attribute__((noinline))
+#endif
+
+/* `add_part` of more than half a tile's registers. */
+ACROSS void NAMED(convoy_direct_wide)(Work *u, int64_t first_block, int64_t last_block, int64_t blocks);
+
+#if !defined(UNIT) || UNIT == 1
+ACROSS void NAMED(convoy_direct_wide)(Work *u, int64_t first_block, int64_t last_block, int64_t blocks) {
+    if (u->channels > (VECTORS - 1) * LANES)
+        add_part(VECTORS, u, first_block, last_block, blocks);
+#if VECTORS == 4
+    else
+        add_part(3, u, first_block, last_block, blocks);
+#endif
+}
+#endif
+
+#if !defined(UNIT) || UNIT == 0
 static void add_parts(Work *u, int64_t first_block, int64_t last_block, int64_t blocks) {
     switch (up(u->channels, LANES)) {
     case 1: add_part(1, u, first_block, last_block, blocks); break;
-    case 2: add_part(2, u, first_block, last_block, blocks); break;
 #if VECTORS == 4
-    case 3: add_part(3, u, first_block, last_block, blocks); break;
-    case 4: add_part(4, u, first_block, last_block, blocks); break;
+    case 2: add_part(2, u, first_block, last_block, blocks); break;
 #endif
+    default: NAMED(convoy_direct_wide)(u, first_block, last_block, blocks);
     }
 }
 
@@ -274,3 +296,4 @@ void NAMED(convoy_direct)(const Sizes *z, void *const *tensors) {
     int64_t units = z->n * z->bands * z->groups;
     EACH_ITEM(unit, units, least(z->threads, units), add_unit(z, tensors, unit));
 }
+#endif

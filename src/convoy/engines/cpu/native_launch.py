@@ -39,6 +39,7 @@ class KernelSource:
         engine: the engine's id, for errors and file names.
         function: the function's name.
         cpu_flags: features of the processor that it needs beside those that it is compiled for, in Linux's names.
+        units: objects that are compiled from the source at the same time (`host_compiler.library`); it compiles as one too.
     """
 
     parts: tuple[Path, ...]
@@ -46,10 +47,11 @@ class KernelSource:
     engine: str
     function: str
     cpu_flags: tuple[str, ...] = ()
+    units: int = 1
 
     def bound(self) -> Callable[..., object]:
         """The function, compiled for this machine; raises CompileError."""
-        return bound_call(library(self.parts, self.flags, self.engine), self.function)
+        return bound_call(library(self.parts, self.flags, self.engine, self.units), self.function)
 
     def text(self) -> str:
         """The whole source."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from convoy.engines.manifest import load_engine
 from convoy.measurement.device.memory_limit import CONTEXT_BYTES, MAX_DEVICE_BUILDERS, MemorySplit
 from convoy.measurement.processes.process import START_S, WorkerEndedError, WorkerProcess, worker_handshake
 from convoy.measurement.processes.worker import config_fields, problem_fields
+from convoy.measurement.processes.worker_server import WorkerServer, can_fork
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig
 from convoy.target import Target, usable_cores
@@ -31,6 +33,11 @@ JOBS_PER_BUILDER: Final = 4
 
 ONE_COMPILER: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 """Otherwise Inductor would start a pool of compile processes in each worker."""
+
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
+
+NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": ""}
+"""For builders that do not see the GPU."""
 
 POLL_S: Final = 0.25
 """How often a wait looks whether the call's time was ended early."""
@@ -94,6 +101,7 @@ class BuilderPool:
         self._seen: set[_Key] = set()
         self._threads: list[threading.Thread] = []
         self._workers: dict[int, WorkerProcess] = {}
+        self._server: WorkerServer | None = None
         self._closed = False
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -104,6 +112,8 @@ class BuilderPool:
                 self._pending.add(job.key)
                 self._jobs.put(job)
             wanted = min(self._most, -(-len(self._pending) // JOBS_PER_BUILDER))
+            if wanted > 1 and not self._on_device and self._server is None and can_fork():
+                self._server = WorkerServer({**NO_DEVICE, **ONE_THREAD, **ONE_COMPILER})
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._work, args=(len(self._threads),), daemon=True)
             self._threads.append(thread)
@@ -133,6 +143,8 @@ class BuilderPool:
             self._jobs.put(None)
         for worker in workers:
             worker.kill()
+        if self._server is not None:
+            self._server.close()
         for thread in self._threads:
             thread.join()
 
@@ -164,13 +176,20 @@ class BuilderPool:
         self._end(index)
 
     def _start(self, index: int) -> WorkerProcess | None:
+        hello = worker_handshake(self._target, self._extra_engines, self._timeout_s, role="build")
+        environment = {**({} if self._on_device else NO_DEVICE), **ONE_THREAD, **ONE_COMPILER}
+        worker: WorkerProcess | None = None
+        if (server := self._server) is not None:
+            with suppress(WorkerEndedError):  # a server that has ended, or does not answer
+                worker = WorkerProcess(hello, environment, start=server.fork)
         with self._changed:
-            if self._closed:
-                return None
-            hello = worker_handshake(self._target, self._extra_engines, self._timeout_s, role="build")
-            hidden = {} if self._on_device else {"CUDA_VISIBLE_DEVICES": ""}
-            worker = WorkerProcess(hello, {**hidden, "OMP_NUM_THREADS": "1", **ONE_COMPILER})
-            self._workers[index] = worker
+            if not self._closed:
+                worker = self._workers[index] = worker or WorkerProcess(hello, environment)
+        if worker is None:
+            return None
+        if self._closed:  # `close` has not seen it
+            worker.end()
+            return None
         worker.receive(START_S)
         return worker
 

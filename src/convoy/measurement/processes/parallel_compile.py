@@ -6,7 +6,10 @@ another, a second or more each. The builders fill the caches on disk before this
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Sequence
+from statistics import median_low
 from types import TracebackType
 from typing import Final, Self
 
@@ -39,6 +42,8 @@ class ParallelCompile:
         self._target, self._settings = target, settings
         self._allowed = target.device == "cuda" and settings.isolate
         self._pools: list[BuilderPool] = []
+        self._took: dict[str, list[float]] = {}
+        self._begun_build: tuple[str, float] = "", 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -52,14 +57,17 @@ class ParallelCompile:
     def build(self, wanted: Sequence[BuildItem], each_s: float) -> bool:
         """Compile everything and wait. A build that fails is met again, with its reason, when this process builds.
 
+        The caller asks before each build, so the time from one call to the next is that of a build.
+
         Args:
-            wanted: the builds that are left.
-            each_s: seconds that one build took in this process so far.
+            wanted: the builds that are left; the first is the caller's next.
+            each_s: seconds that one build took in this process lately.
 
         Returns:
             Whether it was worth it, and was done.
         """
-        if not self._allowed or each_s * len(wanted) < WORTHWHILE_S:
+        left_s = max(each_s * len(wanted), self._left_s(wanted))
+        if not self._allowed or left_s < WORTHWHILE_S:
             return False
         if not self._pools:
             limit = self._settings.tuning_memory_bytes
@@ -72,3 +80,19 @@ class ParallelCompile:
                 for request in requests:
                     pool.wait(request)
         return True
+
+    def _left_s(self, wanted: Sequence[BuildItem]) -> float:
+        """Seconds that the builds will take here, by what others of the same engine took; unknown ones count as none.
+
+        Builds of libraries take no time and lie between those that compile: a mean over all would not show what is left. An
+        engine's first build also imports its compiler: one build says nothing, and of two the shorter counts.
+        """
+        engine, start = self._begun_build
+        now = time.monotonic()
+        if engine:
+            self._took.setdefault(engine, []).append(now - start)
+        self._begun_build = (wanted[0][1].engine if wanted else ""), now
+        left = Counter(config.engine for _, config in wanted)
+        return sum(
+            count * median_low(self._took[name]) for name, count in left.items() if len(self._took.get(name, ())) > 1
+        )

@@ -12,9 +12,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final, Protocol, cast
 
 import torch
 
@@ -28,12 +28,18 @@ START_S: Final = 120.0
 CLEAN_UP_S: Final = 1.0
 """Time for compilers to remove partly written files before they are killed."""
 
-_BOOTSTRAP: Final = (
+BOOTSTRAP: Final = (
     "import importlib, json, sys; "
     "sys.path[:] = json.loads(sys.stdin.readline()); "
     "importlib.import_module(sys.argv[1]).main()"
 )
 """The worker uses its parent's sys.path, extra engines included, regardless of its own start-up."""
+
+
+def import_path() -> list[str]:
+    """The first line that a worker reads: this process's sys.path."""
+    return [entry for entry in cast("list[object]", sys.path) if isinstance(entry, str)]
+
 
 _STDERR_BYTES: Final = 4000
 _STDERR_LINES: Final = 8
@@ -48,6 +54,55 @@ class WorkerEndedError(Exception):
         """By SIGKILL, which nobody but the system sends when memory is short."""
 
 
+class Process(Protocol):
+    """The part of `subprocess.Popen` that a worker needs."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, and its process group's."""
+        ...
+
+    @property
+    def stdin(self) -> IO[str] | None:
+        """The pipe to it."""
+        ...
+
+    @property
+    def stdout(self) -> IO[str] | None:
+        """The pipe from it."""
+        ...
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, when it has ended; raises subprocess.TimeoutExpired."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+Start = Callable[[Mapping[str, str], str, IO[bytes]], Process]
+"""Starts a worker: environment variables to set, the module whose `main` it runs, and the file that takes its errors."""
+
+
+def spawn(environment: Mapping[str, str], module: str, stderr: IO[bytes]) -> Process:
+    """Start a worker as a new Python process."""
+    return subprocess.Popen(  # noqa: S603 - this Python, with a program that is a constant
+        [sys.executable, "-X", "faulthandler", "-c", BOOTSTRAP, module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+
+
 class WorkerProcess:
     """One worker. It has its own process group, so a Ctrl-C does not reach it and its compilers end with it.
 
@@ -55,6 +110,7 @@ class WorkerProcess:
         hello: the first message; the answer says that the worker is ready.
         environment: environment variables to set for it.
         module: the module whose `main` it runs.
+        start: starts it: a new Python process, or `WorkerServer.fork`.
     """
 
     def __init__(
@@ -62,21 +118,17 @@ class WorkerProcess:
         hello: Mapping[str, Any],
         environment: Mapping[str, str],
         module: str = "convoy.measurement.processes.worker",
+        start: Start = spawn,
     ) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        self._process = subprocess.Popen(  # noqa: S603 - this Python, with a program that is a constant
-            [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP, module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-            encoding="utf-8",
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+        try:
+            self._process = start(environment, module, self._stderr)
+        except BaseException:
+            self._stderr.close()
+            raise
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_pump, args=(self._process.stdout, self._lines), daemon=True).start()
-        self.send([entry for entry in cast("list[object]", sys.path) if isinstance(entry, str)])
+        self.send(import_path())
         self.send(hello)
 
     @property

@@ -225,7 +225,7 @@ def _precision(request):
 
 
 def test_a_worker_that_cannot_start_is_one_clear_error(monkeypatch):
-    monkeypatch.setattr("convoy.measurement.processes.process._BOOTSTRAP", "raise SystemExit('no torch here')")
+    monkeypatch.setattr("convoy.measurement.processes.process.BOOTSTRAP", "raise SystemExit('no torch here')")
     runner = ChildRunner(detect_target("cpu"))
     with pytest.raises(LaunchError, match=r"did not start: .*exit code 1\nno torch here"):
         list(runner.measure(request(engines.Right), PROTOCOL))

@@ -45,3 +45,21 @@ def test_no_process_is_started_for_nothing(tmp_path, monkeypatch, target, settin
     with ParallelCompile(target, settings) as pools:
         assert not pools.build(WANTED, each_s)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_compiles_counts_whatever_lies_between(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(parallel_compile.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(parallel_compile, "builder_pools", lambda *_: [])
+    compiled, library = EngineConfig("builder", 1), EngineConfig("aten")
+    rest = [(PROBLEM, config) for config in (compiled, library, library, compiled, *(library,) * 40, *(compiled,) * 5)]
+    took = {"builder": parallel_compile.WORTHWHILE_S / 5, "aten": 0.01}
+    asked = []
+    with ParallelCompile(CUDA, SETTINGS) as pools:
+        for done in range(len(rest)):
+            asked.append(pools.build(rest[done:], each_s=took["aten"]))
+            if asked[-1]:
+                break
+            now[0] += took[rest[done][1].engine]
+    # The first build of an engine says nothing: it may import its compiler. After the second, five are left.
+    assert asked == [False] * 4 + [True]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement import ParallelCompile
 from convoy.measurement.failure import is_out_of_memory
-from convoy.measurement.processes.threaded_builds import BegunBuilds, builds_begun
+from convoy.measurement.processes.threaded_builds import builds_begun
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.net import Net
 from convoy.pipeline.schedule_search import ScheduleSearch
@@ -57,7 +57,7 @@ def build_fastest(
     offered: SelectionProblem | None = None,
     collectives: Sequence[Collective] = (),
     deadline: Deadline | None = None,
-    begun: BegunBuilds | None = None,
+    ahead: ParallelCompile | None = None,
 ) -> tuple[Plan, Program]:
     """Build the plan on one stream and, on a GPU, with several schedules on more streams; keep the fastest.
 
@@ -78,34 +78,43 @@ def build_fastest(
         collectives: all-reduces of results: work that they wait for goes first. They are not run here; the part of them that a
             schedule does not overlap is added to its time.
         deadline: no further schedule is tried that would probably not be timed by then; None: all are tried.
-        begun: builds of the plan that threads have begun.
+        ahead: what `builds_of` has begun to build of the plan.
 
     Returns:
         The plan with its steps' streams, and its program.
     """
-    with ParallelCompile(net.target, settings, begun) as ahead, phase("schedules"):
-        return _build_fastest(plan, net, settings, offered, collectives, ahead, _search_until(deadline))
+    builds = ParallelCompile(net.target, settings) if ahead is None else nullcontext(ahead)
+    with builds as builders, phase("schedules"):
+        return _build_fastest(plan, net, settings, offered, collectives, builders, _search_until(deadline))
 
 
 @contextmanager
-def builds_of(plan: Plan, net: Net, settings: Settings) -> Generator[BegunBuilds]:
-    """Builds of a plan that threads begin, for `build_fastest` in the block; the caller has other work until then.
+def builds_of(plan: Plan, net: Net, settings: Settings) -> Generator[ParallelCompile]:
+    """Builds of a plan that are begun, for `build_fastest` in the block; the caller has other work until then.
+
+    Threads build where engines allow it. At effort `none`, where nothing was measured and so nothing compiled before, other
+    processes compile the rest.
 
     Args:
         plan: the plan, on one stream.
         net: its net.
-        settings: `engines` is used.
+        settings: `engines`, `effort`, and what `ParallelCompile` uses.
     """
     engines = [load_engine(step.config.engine, settings.engines) for step in plan.steps]
-    if not any(engine.builds_in_threads for engine in engines):
-        yield {}
-        return
-    verified = verify_plan(
-        plan, net.captured.graph, net.regions_by_nodes, net.target, settings.engines, ask_engines=False
-    )
-    wanted = [(problem, step.config) for problem, step in zip(verified.problems, plan.steps, strict=True)]
-    with builds_begun(wanted, net.target, settings.engines) as begun:
-        yield begun
+    with ParallelCompile(net.target, settings) as ahead:
+        if all(engine.trusted for engine in engines):
+            yield ahead
+            return
+        verified = verify_plan(
+            plan, net.captured.graph, net.regions_by_nodes, net.target, settings.engines, ask_engines=False
+        )
+        wanted = [(problem, step.config) for problem, step in zip(verified.problems, plan.steps, strict=True)]
+        if settings.effort is Effort.NONE:
+            elsewhere = [not each.trusted and not each.builds_in_threads for each in engines]
+            ahead.begin([item for item, other in zip(wanted, elsewhere, strict=True) if other])
+        with builds_begun(wanted, net.target, settings.engines) as begun:
+            ahead.begun = begun
+            yield ahead
 
 
 def _search_until(deadline: Deadline | None) -> Deadline:

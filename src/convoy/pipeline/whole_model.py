@@ -134,15 +134,15 @@ class _Job:
         planned = make_plan(net, choice, settings, found=found)
         tuned_s = clock.seconds
         watch("checking the whole net", 0, 0)
-        with builds_of(planned, net, settings) as begun:
-            with cores_shared(begun, net.target):
+        with builds_of(planned, net, settings) as ahead:
+            with cores_shared(ahead.begun, net.target):
                 check = self.check()
             seen = [line for line in (self.not_started, check.wrong, check.note) if line]
             notes = [*seen, *prediction_notes(found), *ceiling_notes(self.ceilings), *database.warnings]
             planned = dataclasses.replace(planned, notes=(*planned.notes, *notes))
             plan, program, outcome = build_and_check(
                 check,
-                lambda: build_fastest(planned, net, settings, choice.problem, deadline=deadline, begun=begun),
+                lambda: build_fastest(planned, net, settings, choice.problem, deadline=deadline, ahead=ahead),
                 lambda plan: build_program(plan, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
                 lambda: end_to_end.TimingLimits.of(settings.effort, deadline),
             )

@@ -20,6 +20,7 @@ from convoy.errors import PlanError
 from convoy.graph.text import digest
 from convoy.measurement import Peaks
 from convoy.measurement.device.memory_limit import memory_limited
+from convoy.measurement.processes.threaded_builds import cores_shared
 from convoy.perfdb import Database
 from convoy.pipeline.ceilings import ceiling_notes, ceilings_of
 from convoy.pipeline.check import end_to_end
@@ -30,7 +31,7 @@ from convoy.pipeline.measure_net import prediction_notes
 from convoy.pipeline.net import Net, input_formats, make_net, memory_format
 from convoy.pipeline.observer import Observer, Stopwatch
 from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
-from convoy.pipeline.schedules import build_fastest
+from convoy.pipeline.schedules import build_fastest, builds_of
 from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.stored_plans.plan_record import PlanRecord
 from convoy.pipeline.stored_plans.plan_store import plan_store
@@ -190,13 +191,17 @@ class TrainingJob:
         tuned_s = clock.seconds
         watch("checking the whole step", 0, 0)
         net = self.net
-        check = self._check(keep=deadline.is_limited)
-        plan, program, outcome = build_and_check(
-            check,
-            lambda: build_fastest(planned, net, settings, choice.problem, self._collectives(), deadline),
-            lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
-            lambda: end_to_end.TimingLimits.of(settings.effort, deadline),
-        )
+        with builds_of(planned, net, settings) as ahead:
+            with cores_shared(ahead.begun, net.target):
+                check = self._check(keep=deadline.is_limited)
+            plan, program, outcome = build_and_check(
+                check,
+                lambda: build_fastest(planned, net, settings, choice.problem, self._collectives(), deadline, ahead),
+                lambda found: build_program(
+                    found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True
+                ),
+                lambda: end_to_end.TimingLimits.of(settings.effort, deadline),
+            )
         plan = dataclasses.replace(plan, notes=(*plan.notes, *filter(None, (check.wrong, check.note))))
         allowed = check.allowed(outcome.errors, outcome.baseline_errors, settings.numerics)
         wrong = end_to_end.why_wrong("the gradients'", outcome.errors, allowed, end_to_end.LEAST_ERROR)

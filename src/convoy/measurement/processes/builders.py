@@ -29,7 +29,7 @@ CONTEXT_FRACTION: Final = 0.05
 """Largest share of the GPU's memory for the contexts of all builders."""
 
 JOBS_PER_BUILDER: Final = 4
-"""Jobs for which one builder starts: its start takes as long as three builds."""
+"""Jobs for which one builder starts that imports everything itself: its start takes as long as three builds."""
 
 ONE_COMPILER: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 """Otherwise Inductor would start a pool of compile processes in each worker."""
@@ -112,8 +112,9 @@ class BuilderPool:
                 self._pending.add(job.key)
                 self._jobs.put(job)
             wanted = min(self._most, -(-len(self._pending) // JOBS_PER_BUILDER))
-            if wanted > 1 and not self._on_device and self._server is None and can_fork():
-                self._server = WorkerServer({**NO_DEVICE, **ONE_THREAD, **ONE_COMPILER})
+            if wanted > 1 and not self._on_device and can_fork():
+                self._server = self._server or WorkerServer({**NO_DEVICE, **ONE_THREAD, **ONE_COMPILER})
+                wanted = min(self._most, len(self._pending))  # a fork costs less than any build
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._work, args=(len(self._threads),), daemon=True)
             self._threads.append(thread)

@@ -13,16 +13,20 @@ from statistics import median_low
 from types import TracebackType
 from typing import Final, Self
 
-from convoy.measurement.processes.builders import BuilderPool, builder_pools
+from convoy.measurement.processes.builders import JOBS_PER_BUILDER, BuilderPool, builder_pools
 from convoy.measurement.processes.threaded_builds import BegunBuilds, BuildItem
+from convoy.measurement.processes.worker_server import can_fork
 from convoy.measurement.runner import Request
 from convoy.settings import Settings
-from convoy.target import Target
+from convoy.target import Target, usable_cores
 from convoy.tuning_profile import phase
 
 WORTHWHILE_S: Final = 20.0
 """Builders start only if building here takes longer. With full caches, where nothing was left to compile, they took 19.6 and
 22.3 s for the training steps of GoogLeNet and ResNet-50 (H100 machine, 16 cores)."""
+
+FEWEST_CORES: Final = 4
+"""Cores with which builders begin before it is known whether they are needed. With fewer, the caller's own work would wait."""
 
 
 class ParallelCompile:
@@ -31,17 +35,17 @@ class ParallelCompile:
     Args:
         target: the target to compile for; on a CPU nothing is done.
         settings: `isolate` allows further processes; `engines` and `timeout_s` are passed to the builders.
-        begun: builds that threads of this process have begun.
 
     Attributes:
-        begun: as given; those that were taken are out.
+        begun: builds that threads of this process have begun; those that were taken are out.
     """
 
-    def __init__(self, target: Target, settings: Settings, begun: BegunBuilds | None = None) -> None:
-        self.begun: BegunBuilds = {} if begun is None else begun
+    def __init__(self, target: Target, settings: Settings) -> None:
+        self.begun: BegunBuilds = {}
         self._target, self._settings = target, settings
         self._allowed = target.device == "cuda" and settings.isolate
         self._pools: list[BuilderPool] = []
+        self._under_way: list[Request] = []
         self._took: dict[str, list[float]] = {}
         self._begun_build: tuple[str, float] = "", 0.0
 
@@ -53,6 +57,25 @@ class ParallelCompile:
     ) -> None:
         for pool in self._pools:
             pool.close()
+
+    def begin(self, wanted: Sequence[BuildItem]) -> None:
+        """Begin to compile in processes without a GPU, while the caller does something else; `build` waits for them.
+
+        Args:
+            wanted: builds of the plan. So few that one process would do them are left to this one.
+        """
+        requests = [Request(problem, (config,), 1) for problem, config in dict.fromkeys(wanted)]
+        if not self._allowed or not can_fork() or usable_cores() < FEWEST_CORES or len(requests) <= JOBS_PER_BUILDER:
+            return
+        (without_device, *_) = self._all_pools()
+        without_device.submit(requests)
+        self._under_way = requests
+
+    def _all_pools(self) -> list[BuilderPool]:
+        if not self._pools:
+            limit = self._settings.tuning_memory_bytes
+            self._pools = builder_pools(self._target, self._settings.engines, self._settings.timeout_s, limit)
+        return self._pools
 
     def build(self, wanted: Sequence[BuildItem], each_s: float) -> bool:
         """Compile everything and wait. A build that fails is met again, with its reason, when this process builds.
@@ -66,20 +89,24 @@ class ParallelCompile:
         Returns:
             Whether it was worth it, and was done.
         """
+        if self._under_way:
+            self._wait_for(self._under_way)
+            self._under_way = []
+            return False
         left_s = max(each_s * len(wanted), self._left_s(wanted))
         if not self._allowed or left_s < WORTHWHILE_S:
             return False
-        if not self._pools:
-            limit = self._settings.tuning_memory_bytes
-            self._pools = builder_pools(self._target, self._settings.engines, self._settings.timeout_s, limit)
         requests = [Request(problem, (config,), 1) for problem, config in wanted]
-        for pool in self._pools:
+        for pool in self._all_pools():
             pool.submit(requests)
+        self._wait_for(requests)
+        return True
+
+    def _wait_for(self, requests: Sequence[Request]) -> None:
         with phase("build", "in other processes"):
             for pool in self._pools:
                 for request in requests:
                     pool.wait(request)
-        return True
 
     def _left_s(self, wanted: Sequence[BuildItem]) -> float:
         """Seconds that the builds will take here, by what others of the same engine took; unknown ones count as none.

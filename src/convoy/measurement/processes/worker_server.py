@@ -74,7 +74,9 @@ class WorkerServer:
         stdout, writes = os.pipe()
         pipes = (os.fdopen(stdin, "w", encoding="utf-8"), os.fdopen(stdout, encoding="utf-8"))
         try:
-            pid = self._ask({"module": module, "environment": {**os.environ, **environment}}, (reads, writes, stderr.fileno()))
+            pid = self._ask(
+                {"module": module, "environment": {**os.environ, **environment}}, (reads, writes, stderr.fileno())
+            )
         except WorkerEndedError:
             for pipe in pipes:
                 pipe.close()

@@ -7,13 +7,15 @@ import pytest
 
 from convoy.measurement import ParallelCompile, detect_target
 from convoy.measurement.processes import builders, parallel_compile
+from convoy.measurement.processes.worker_server import can_fork
 from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem
 from convoy.settings import Settings
 from tests.unit.measurement import faulty_engines as engines
 
 PROBLEM = LinearProblem(2, 8, 4, epilogue=Epilogue(bias=True))
 SETTINGS = Settings(engines=engines.extra(engines.Builder), timeout_s=20.0)
-WANTED = [(PROBLEM, EngineConfig("builder", 1, Knobs.of(tile=tile))) for tile in (1, 2, 3)]
+MANY = [(PROBLEM, EngineConfig("builder", 1, Knobs.of(tile=tile))) for tile in (1, 2, 3, 4, 5)]
+WANTED = MANY[:3]
 CUDA = replace(detect_target("cpu"), device="cuda")
 """A target whose builders compile, on a machine without one."""
 
@@ -45,6 +47,39 @@ def test_no_process_is_started_for_nothing(tmp_path, monkeypatch, target, settin
     with ParallelCompile(target, settings) as pools:
         assert not pools.build(WANTED, each_s)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not can_fork(), reason="needs fork, and files that are handed over")
+def test_what_has_begun_is_waited_for_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVOY_TEST_BUILDS", str(tmp_path))
+    monkeypatch.setattr(parallel_compile, "FEWEST_CORES", 1)
+    monkeypatch.setattr(builders, "usable_cores", lambda: 3)
+    with ParallelCompile(CUDA, SETTINGS) as pools:
+        pools.begin(MANY)
+        assert not pools.build(MANY[1:], each_s=0.0)  # the caller goes on, and finds what it needs
+        built = [path.name.split("-") for path in tmp_path.iterdir()]
+        assert sorted(tile for _, tile in built) == ["1", "2", "3", "4", "5"]
+        assert str(os.getpid()) not in {pid for pid, _ in built}
+        assert not pools._under_way
+        assert pools.build(WANTED, each_s=parallel_compile.WORTHWHILE_S)
+        assert len(list(tmp_path.iterdir())) == len(MANY)  # nothing is built twice
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "cores", "wanted"),
+    [
+        (CUDA, SETTINGS, 16, WANTED),
+        (CUDA, SETTINGS, 2, MANY),
+        (CUDA, replace(SETTINGS, isolate=False), 16, MANY),
+        (detect_target("cpu"), SETTINGS, 16, MANY),
+    ],
+    ids=["one process would do them", "two cores", "no further processes allowed", "cpu"],
+)
+def test_nothing_begins_where_it_would_not_help(monkeypatch, target, settings, cores, wanted):
+    monkeypatch.setattr(parallel_compile, "usable_cores", lambda: cores)
+    with ParallelCompile(target, settings) as pools:
+        pools.begin(wanted)
+        assert not pools._pools
 
 
 def test_an_engine_that_compiles_counts_whatever_lies_between(monkeypatch):

@@ -123,7 +123,7 @@ class WorkerProcess:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         try:
             self._process = start(environment, module, self._stderr)
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt too
             self._stderr.close()
             raise
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()

@@ -109,7 +109,7 @@ class ParallelCompile:
                     pool.wait(request)
 
     def _left_s(self, wanted: Sequence[BuildItem]) -> float:
-        """Seconds that the builds will take here, by what others of the same engine took; unknown ones count as none.
+        """Seconds that this process would need for the builds. An engine with fewer than two timed builds counts as none.
 
         Builds of libraries take no time and lie between those that compile: a mean over all would not show what is left. An
         engine's first build also imports its compiler: one build says nothing, and of two the shorter counts.

@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 from convoy.measurement.processes.process import BOOTSTRAP, START_S, WorkerEndedError, import_path
 
 MODULE: Final = "convoy.measurement.processes.worker_fork"
-"""What the server runs."""
+"""The module that runs as the server."""
 
 POLL_S: Final = 0.005
 """How often a wait asks whether a worker has ended."""

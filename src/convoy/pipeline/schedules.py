@@ -102,7 +102,7 @@ def builds_of(plan: Plan, net: Net, settings: Settings) -> Generator[ParallelCom
     """
     engines = [load_engine(step.config.engine, settings.engines) for step in plan.steps]
     with ParallelCompile(net.target, settings) as ahead:
-        if all(engine.trusted for engine in engines):
+        if all(engine.trusted and not engine.builds_in_threads for engine in engines):
             yield ahead
             return
         verified = verify_plan(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from convoy.engines.base import Engine, Executable
 from convoy.engines.library.aten import Aten
 from convoy.measurement.processes.parallel_compile import ParallelCompile
 from convoy.measurement.processes.threaded_builds import BuildItem
-from convoy.pipeline import whole_model
+from convoy.pipeline import schedules, whole_model
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -37,6 +38,14 @@ class Compiles(Engine):
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         return Aten().build(problem, knobs, target)
+
+
+class CompilesInThreads(Compiles):
+    """The same in threads; nothing that it does needs a trial in another process."""
+
+    id = "threads"
+    trusted = True
+    builds_in_threads = True
 
 
 SETTINGS = convoy.Settings(
@@ -90,3 +99,21 @@ def test_what_was_measured_was_compiled_then(
 ):
     use(replace(SETTINGS, effort="quick", db=tmp_path / "perf.db"))
     assert set(map(str, seen)) == {"check"}
+
+
+@pytest.mark.parametrize("use", [infer, train])
+@pytest.mark.parametrize("effort", ["none", "quick"])
+def test_threads_begin_at_every_effort(
+    use: Callable[[convoy.Settings], None], effort: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    found: list[set[str]] = []
+
+    @contextmanager
+    def begun(wanted: Sequence[BuildItem], *_: object) -> Generator[dict[BuildItem, object]]:
+        found.append({config.engine for _, config in wanted})
+        yield {}
+
+    monkeypatch.setattr(schedules, "builds_begun", begun)
+    entry = (f"threads={__name__}:CompilesInThreads",)
+    use(replace(SETTINGS, effort=effort, engines=entry, only_engines=("threads",), db=tmp_path / "perf.db"))
+    assert "threads" in found[0]

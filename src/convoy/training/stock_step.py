@@ -18,16 +18,16 @@ from convoy.capture.tensor_substitution import TensorSubstitution
 from convoy.engines.group_norm_backward import guarded
 from convoy.engines.torch_flags import convolutions
 from convoy.engines.torch_operators import DTYPES
-from convoy.measurement.failure import is_out_of_memory
-from convoy.pipeline.check import end_to_end, float64
+from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end import OutputErrors
 from convoy.pipeline.check.end_to_end_check import ComparedRun, EndToEndCheck
-from convoy.pipeline.check.net_oracle import MOST_ROUNDINGS, stock_error_message
-from convoy.pipeline.check.rounding import InputPerturbation, fixed_seed, unit_roundoff
+from convoy.pipeline.check.net_oracle import MOST_ROUNDINGS, searched_if_needed, stock_error_message
+from convoy.pipeline.check.rounding import InputPerturbation, unit_roundoff
 from convoy.pipeline.check.rounding_bound import allowed_baseline
 from convoy.pipeline.check.stock_graph import baseline_run, capture_stock
 from convoy.program import Program
 from convoy.program.cuda.cuda_graph import CudaGraphProgram
+from convoy.training.step_reference import reference, seeded, why_not_exact
 from convoy.typed_torch import in_memory_format
 
 LEAST_SUSPICIOUS: Final = 1e-3
@@ -151,66 +151,6 @@ def _wide(value: Any) -> Any:
     return value.double().contiguous() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _seeded(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-    with fixed_seed():
-        return run()
-
-
-def _why_not_exact(capture: TrainingCapture, flops: int, *, cuda: bool) -> str:
-    """Why the step cannot be held to float64; empty where it can."""
-    if capture.random:
-        return "draws random numbers"
-    return "" if cuda or flops <= float64.ORACLE_FLOPS else "takes too long in float64 here"
-
-
-def _reference(
-    stock: StockStep, why: str, of_graph: Callable[[], list[torch.Tensor]]
-) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
-    """What to compare with, PyTorch's own step or what stands for its error, and a note; empty where the first is float64.
-
-    Args:
-        stock: PyTorch's step.
-        why: why there is no float64 run; empty where there is.
-        of_graph: the captured step in float64, for a model that casts: one that does so to fp32 does not run in float64, and one
-            that does so to narrower types rounds there too.
-    """
-    if not why:
-        if stock.unit_of_all > stock.unit:
-            # The module's float64 run would do these casts too, and a value that they round the other way would be a fault.
-            exact = _agreeing(stock, of_graph)
-            if exact is not None:
-                return exact, _seeded(stock.run), ""
-        try:
-            return stock.exact(), _seeded(stock.run), ""
-        except Exception as error:  # everything: the user's code runs in a dtype that it may not have been written for
-            if is_out_of_memory(error):
-                torch.cuda.empty_cache()
-                why = "does not fit in float64"
-            else:
-                why = f"does not run in float64 ({type(error).__name__})"
-                exact = _agreeing(stock, of_graph)
-                if exact is not None:
-                    return exact, _seeded(stock.run), ""
-    note = (
-        f"the step {why}: its gradients were compared with PyTorch's own and not with float64, and may be as far off as"
-        f" {end_to_end.WORST_ERROR:g} times what one rounding of every parameter changes there"
-    )
-    return [t.double() for t in _seeded(stock.run)], _seeded(stock.shaken), note
-
-
-def _agreeing(stock: StockStep, of_graph: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor] | None:
-    """The captured step in float64, where PyTorch's own is no farther from it than rounding takes it; a wrong graph is not."""
-    try:
-        exact = of_graph()
-        own = _seeded(stock.run)
-        rounding = end_to_end.errors_against(_seeded(stock.shaken), [t.double() for t in own])
-        found = end_to_end.errors_against(own, exact)
-    except Exception:  # everything: no float64 kernel, no memory for it, or the user's code fails
-        torch.cuda.empty_cache()
-        return None
-    return None if end_to_end.why_wrong("", found, rounding, end_to_end.LEAST_ERROR) else exact
-
-
 class StepCheck(EndToEndCheck):
     """Loss and gradients of stock step and program; the user's model is not touched.
 
@@ -236,12 +176,19 @@ class StepCheck(EndToEndCheck):
         self.warm = not self.cuda  # the reference runs the stock step, and `ours` the program
         self._stock, self._inputs, self._results = stock, inputs, 1 + len(capture.learned)
         with self.context():
-            why = _why_not_exact(capture, flops, cuda=self.cuda)
-            self._exact, theirs, self.note = _reference(
-                stock, why, lambda: list(captured_function(to_double(capture.captured))(*inputs))[: self._results]
+            why = why_not_exact(capture, flops, cuda=self.cuda)
+            self._exact, theirs, self.note = reference(
+                why,
+                stock,
+                searched_if_needed(stock.exact, inputs[0].device),
+                searched_if_needed(lambda: self._by_graph(capture), inputs[0].device),
             )
             errors = end_to_end.errors_against(theirs, self._exact)
             self.baseline_errors, self.wrong = (errors, "") if self.note else self._looked_into(errors, theirs)
+
+    def _by_graph(self, capture: TrainingCapture) -> list[torch.Tensor]:
+        """Loss and gradients by the captured step in float64."""
+        return list(captured_function(to_double(capture.captured))(*self._inputs))[: self._results]
 
     def _looked_into(self, errors: OutputErrors, theirs: list[torch.Tensor]) -> tuple[OutputErrors, str]:
         """PyTorch's errors, or where they are larger than rounding explains what it does explain, and what to tell the user."""
@@ -257,7 +204,7 @@ class StepCheck(EndToEndCheck):
 
     def _rounded(self, theirs: list[torch.Tensor]) -> OutputErrors:
         """What one rounding of every parameter, buffer and number of the batch changes in PyTorch's own step."""
-        return end_to_end.errors_against(_seeded(self._stock.shaken), [tensor.double() for tensor in theirs])
+        return end_to_end.errors_against(seeded(self._stock.shaken), [tensor.double() for tensor in theirs])
 
     def allowed(self, errors: OutputErrors, baseline: OutputErrors, numerics: str) -> OutputErrors:
         """The errors that a program's loss and gradients are to be compared with (`rounding_bound.allowed_baseline`).
@@ -270,7 +217,7 @@ class StepCheck(EndToEndCheck):
 
         def rounded() -> OutputErrors:
             with self.context():
-                return self._rounded(_seeded(self._stock.run))
+                return self._rounded(seeded(self._stock.run))
 
         return allowed_baseline(errors, baseline, numerics, self._stock.unit, rounded)
 
@@ -295,5 +242,5 @@ class StepCheck(EndToEndCheck):
             with torch.no_grad():
                 return runnable(self._inputs)[: self._results]
 
-        errors = end_to_end.errors_against(_seeded(run), self._exact)
+        errors = end_to_end.errors_against(seeded(run), self._exact)
         return ComparedRun("convoy", errors, runnable.replay if isinstance(runnable, CudaGraphProgram) else run)

@@ -313,6 +313,18 @@ class Builder(Right):
         return super().build(problem, knobs, target)
 
 
+class DeviceBuilder(Builder):
+    """The same with builds that need the device; its files end with the devices that the process sees."""
+
+    id = "device-builder"
+    builds_on_device = True
+
+    def build(self, problem, knobs, target):
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+        (Path(os.environ["CONVOY_TEST_BUILDS"]) / f"{os.getpid()}-{knobs.integer('tile')}-{seen}").touch()
+        return Right.build(self, problem, knobs, target)
+
+
 def extra(*classes):
     """`Settings.engines` entries of these classes."""
     return tuple(f"{cls.id}={__name__}:{cls.__name__}" for cls in classes)

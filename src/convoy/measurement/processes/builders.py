@@ -8,16 +8,22 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from convoy.deadline import Deadline
 from convoy.engines.manifest import load_engine
 from convoy.measurement.device.memory_limit import CONTEXT_BYTES, MAX_DEVICE_BUILDERS, MemorySplit
-from convoy.measurement.processes.process import START_S, WorkerEndedError, WorkerProcess, worker_handshake
+from convoy.measurement.processes.process import (
+    START_S,
+    Start,
+    WorkerEndedError,
+    WorkerProcess,
+    spawn,
+    worker_handshake,
+)
 from convoy.measurement.processes.worker import config_fields, problem_fields
-from convoy.measurement.processes.worker_server import WorkerServer, can_fork
+from convoy.measurement.processes.worker_server import SharedServer, WorkerServer, can_fork
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig
 from convoy.target import Target, usable_cores
@@ -79,6 +85,10 @@ class BuilderPool:
         timeout_s: a build that takes longer is given up.
         most: most processes; None: one less than there are cores, fewer on the device.
         on_device: whether its builders see the GPU.
+        servers: forks the builders, where there are several; None: a server of this pool's own.
+
+    Attributes:
+        on_device: whether its builders see the GPU.
     """
 
     def __init__(
@@ -89,8 +99,10 @@ class BuilderPool:
         most: int | None = None,
         *,
         on_device: bool = False,
+        servers: SharedServer | None = None,
     ) -> None:
-        self._on_device = on_device
+        self.on_device = on_device
+        self._servers = servers or _servers()
         self._target = target
         self._extra_engines = extra_engines
         self._timeout_s = timeout_s
@@ -112,8 +124,8 @@ class BuilderPool:
                 self._pending.add(job.key)
                 self._jobs.put(job)
             wanted = min(self._most, -(-len(self._pending) // JOBS_PER_BUILDER))
-            if wanted > 1 and not self._on_device and can_fork():
-                self._server = self._server or WorkerServer({**NO_DEVICE, **ONE_THREAD, **ONE_COMPILER})
+            if wanted > 1 and can_fork():
+                self._server = self._servers.get()
                 wanted = min(self._most, len(self._pending))  # a fork costs less than any build
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._work, args=(len(self._threads),), daemon=True)
@@ -143,9 +155,10 @@ class BuilderPool:
         for _ in self._threads:
             self._jobs.put(None)
         for worker in workers:
+            worker.terminate()
+        for worker in workers:
             worker.kill()
-        if self._server is not None:
-            self._server.close()
+        self._servers.close()
         for thread in self._threads:
             thread.join()
 
@@ -154,7 +167,7 @@ class BuilderPool:
             for config in request.configs:
                 key = (request.problem.key, config)
                 engine = load_engine(config.engine, self._extra_engines)
-                if key not in self._seen and not engine.trusted and engine.builds_on_device == self._on_device:
+                if key not in self._seen and not engine.trusted and engine.builds_on_device == self.on_device:
                     message = {**problem_fields(request.problem), "config": config_fields(config)}
                     yield _Job(key, message, engine.build_patience * self._timeout_s)
 
@@ -177,17 +190,22 @@ class BuilderPool:
         self._end(index)
 
     def _start(self, index: int) -> WorkerProcess | None:
+        """A builder that is ready: a forked one, or a new process if that fails. None after `close`."""
+        if self._server is not None:
+            try:
+                return self._start_by(self._server.fork, index)
+            except (TimeoutError, WorkerEndedError):
+                self._end(index)
+        return self._start_by(spawn, index)
+
+    def _start_by(self, start: Start, index: int) -> WorkerProcess | None:
         hello = worker_handshake(self._target, self._extra_engines, self._timeout_s, role="build")
-        environment = {**({} if self._on_device else NO_DEVICE), **ONE_THREAD, **ONE_COMPILER}
-        worker: WorkerProcess | None = None
-        if (server := self._server) is not None:
-            with suppress(WorkerEndedError):  # a server that has ended, or does not answer
-                worker = WorkerProcess(hello, environment, start=server.fork)
-        with self._changed:
-            if not self._closed:
-                worker = self._workers[index] = worker or WorkerProcess(hello, environment)
-        if worker is None:
+        environment = {**({} if self.on_device else NO_DEVICE), **ONE_THREAD, **ONE_COMPILER}
+        if self._closed:
             return None
+        worker = WorkerProcess(hello, environment, start=start)
+        with self._changed:
+            self._workers[index] = worker
         if self._closed:  # `close` has not seen it
             worker.end()
             return None
@@ -217,8 +235,15 @@ def builder_pools(
     most = max_builders(target, on_device=True)
     if limit is not None:
         most = min(most, MemorySplit.of(limit, isolate=True).builders)
-    pools = [BuilderPool(target, extra_engines, timeout_s)]
-    return pools + ([BuilderPool(target, extra_engines, timeout_s, most, on_device=True)] if most else [])
+    servers = _servers()
+    pools = [BuilderPool(target, extra_engines, timeout_s, servers=servers)]
+    if most:
+        pools.append(BuilderPool(target, extra_engines, timeout_s, most, on_device=True, servers=servers))
+    return pools
+
+
+def _servers() -> SharedServer:
+    return SharedServer({**NO_DEVICE, **ONE_THREAD, **ONE_COMPILER})
 
 
 def _keys(request: Request) -> set[_Key]:

@@ -13,6 +13,7 @@ from statistics import median_low
 from types import TracebackType
 from typing import Final, Self
 
+from convoy.engines.manifest import load_engine
 from convoy.measurement.processes.builders import JOBS_PER_BUILDER, BuilderPool, builder_pools
 from convoy.measurement.processes.threaded_builds import BegunBuilds, BuildItem
 from convoy.measurement.processes.worker_server import can_fork
@@ -24,6 +25,13 @@ from convoy.tuning_profile import phase
 WORTHWHILE_S: Final = 20.0
 """Builders start only if building here takes longer. With full caches, where nothing was left to compile, they took 19.6 and
 22.3 s for the training steps of GoogLeNet and ResNet-50 (H100 machine, 16 cores)."""
+
+FEWEST_BUILDS: Final = 12
+"""Builds for which builders begin before it is known whether they are needed. The server of builders imports for 3 s, and in less
+than that this process compiles eight of Triton's kernels (ResNet-18's first answer: 1.9 s on an H200's machine, 16 cores)."""
+
+FEWEST_ON_DEVICE: Final = JOBS_PER_BUILDER + 1
+"""The same for builds that need the GPU: Inductor compiles a subgraph for a second or two."""
 
 FEWEST_CORES: Final = 4
 """Cores with which builders begin before it is known whether they are needed. With fewer, the caller's own work would wait."""
@@ -59,17 +67,22 @@ class ParallelCompile:
             pool.close()
 
     def begin(self, wanted: Sequence[BuildItem]) -> None:
-        """Begin to compile in processes without a GPU, while the caller does something else; `build` waits for them.
+        """Begin to compile in other processes, while the caller does something else; `build` waits for them.
 
         Args:
-            wanted: builds of the plan. So few that one process would do them are left to this one.
+            wanted: builds of the plan. So few that this process is done sooner are left to it.
         """
-        requests = [Request(problem, (config,), 1) for problem, config in dict.fromkeys(wanted)]
-        if not self._allowed or not can_fork() or usable_cores() < FEWEST_CORES or len(requests) <= JOBS_PER_BUILDER:
+        if not self._allowed or not can_fork() or usable_cores() < FEWEST_CORES:
             return
-        (without_device, *_) = self._all_pools()
-        without_device.submit(requests)
-        self._under_way = requests
+        requests: dict[bool, list[Request]] = {False: [], True: []}
+        for problem, config in dict.fromkeys(wanted):
+            on_device = load_engine(config.engine, self._settings.engines).builds_on_device
+            requests[on_device].append(Request(problem, (config,), 1))
+        for pool, fewest in zip(self._all_pools(), (FEWEST_BUILDS, FEWEST_ON_DEVICE), strict=False):
+            if len(requests[pool.on_device]) >= fewest:
+                begun = requests[pool.on_device][::-1]  # this process will start with the first
+                pool.submit(begun)
+                self._under_way += begun
 
     def _all_pools(self) -> list[BuilderPool]:
         if not self._pools:
@@ -87,11 +100,11 @@ class ParallelCompile:
             each_s: seconds that one build took in this process lately.
 
         Returns:
-            Whether it was worth it, and was done.
+            Whether it was worth it, and was done. What `begin` has begun is not begun again.
         """
         if self._under_way:
-            self._wait_for(self._under_way)
-            self._under_way = []
+            left = {(problem.key, config) for problem, config in wanted}
+            self._wait_for([each for each in self._under_way if (each.problem.key, each.configs[0]) in left])
             return False
         left_s = max(each_s * len(wanted), self._left_s(wanted))
         if not self._allowed or left_s < WORTHWHILE_S:

@@ -162,6 +162,12 @@ class WorkerProcess:
                 if isinstance(message, dict):
                     return cast("dict[str, Any]", message)
 
+    def terminate(self) -> None:
+        """Ask the process and everything that it started to end, without waiting for it: `kill` then has less to wait for."""
+        if hasattr(os, "killpg") and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+
     def kill(self) -> None:
         """Kill the process with everything that it started. A waiting `receive` then raises WorkerEndedError."""
         if self._process.poll() is None:

@@ -14,10 +14,19 @@ import sys
 from contextlib import suppress
 from typing import Any, Final, cast
 
+import torch
+
 from convoy.engines.manifest import MANIFEST
 
 MOST_BYTES: Final = 1 << 16
 """Of a message that is read at once."""
+
+INDUCTOR: Final = (
+    "torch._inductor.compile_fx",
+    "torch._inductor.codegen.triton",
+    "torch._inductor.runtime.triton_heuristics",
+)
+"""The modules of PyTorch's compiler, which loads them when it first compiles."""
 
 FILES: Final = 3
 """Standard input, output and errors of a worker."""
@@ -42,7 +51,7 @@ def main() -> None:
 
 def _import_all() -> None:
     """Import the worker, Triton and the engines' modules: what fails fails again, with its message, in a worker."""
-    for module in ("convoy.measurement.processes.worker", "triton.compiler", *MANIFEST.values()):
+    for module in ("convoy.measurement.processes.worker", "triton.compiler", *INDUCTOR, *MANIFEST.values()):
         with suppress(Exception):
             importlib.import_module(module)
     with suppress(Exception):
@@ -93,3 +102,10 @@ def _become(files: list[int], environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:] = json.loads(sys.stdin.readline())
+    check_gpu_unopened(environment)
+
+
+def check_gpu_unopened(environment: dict[str, str]) -> None:
+    """Raise RuntimeError in a worker that may use a GPU, if a module that the server imported has opened it before the fork."""
+    if environment.get("CUDA_VISIBLE_DEVICES") != "" and cast("Any", torch.cuda)._is_in_bad_fork():
+        raise RuntimeError("a module that the server imported has opened the GPU: a forked process cannot use it")

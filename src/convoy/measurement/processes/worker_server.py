@@ -1,7 +1,7 @@
 """WorkerServer: a process that has imported what workers need, and forks them: a worker starts in milliseconds.
 
 A new process imports torch, Triton and the engines first: seconds of processor time, for all workers at the same moment. The
-server does it once. It never opens a GPU, for a context does not survive a fork; so only workers without one are forked.
+server does it once. It sees no GPU and never opens one, for a context does not survive a fork; a worker may open one.
 """
 
 from __future__ import annotations
@@ -114,6 +114,27 @@ class WorkerServer:
         if not answer:
             raise WorkerEndedError("the server of workers has ended", killed=False)
         return json.loads(answer)
+
+
+class SharedServer:
+    """A server that several users start when the first of them needs it. The first that closes it ends it for all."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._lock = threading.Lock()
+        self._server: WorkerServer | None = None
+
+    def get(self) -> WorkerServer:
+        """The server, which starts at the first call."""
+        with self._lock:
+            self._server = self._server or WorkerServer(self._environment)
+            return self._server
+
+    def close(self) -> None:
+        """End the server, if it was started."""
+        with self._lock:
+            if self._server is not None:
+                self._server.close()
 
 
 class ForkedProcess:

@@ -149,10 +149,10 @@ def _exact(
             given, named = _first_images(args, kwargs, images)
             captured = capture_with_original(model, given, named, run=True)[1]
         function = captured_function(to_double(captured))
-        return _searched_if_needed(lambda: end_to_end.detached_outputs(function(*given, **named)), stock[0].device)
+        return searched_if_needed(lambda: end_to_end.detached_outputs(function(*given, **named)), stock[0].device)
 
     def by_module() -> _Run:
-        return _searched_if_needed(lambda: float64.exact_outputs(model, args, kwargs, flops), stock[0].device)
+        return searched_if_needed(lambda: float64.exact_outputs(model, args, kwargs, flops), stock[0].device)
 
     for way in (by_graph, by_module):
         run = _tried(way)
@@ -162,7 +162,7 @@ def _exact(
     return None
 
 
-def _searched_if_needed(run: _Run, device: torch.device) -> _Run:
+def searched_if_needed(run: _Run, device: torch.device) -> _Run:
     """The same in float64 without cuDNN's search by the clock, which takes seconds on a net that then runs once."""
 
     def unsearched() -> list[torch.Tensor]:

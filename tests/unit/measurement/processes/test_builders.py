@@ -67,7 +67,7 @@ def test_a_limit_of_memory_holds_for_builders_contexts(monkeypatch):
     target = Target("cuda", "test", "sm_90", 132, 1 << 40, 1)
 
     def on_device(limit: int | None) -> list[int]:
-        return [pool._most for pool in builder_pools(target, (), 1.0, limit) if pool._on_device]
+        return [pool._most for pool in builder_pools(target, (), 1.0, limit) if pool.on_device]
 
     assert on_device(2 * CONTEXT_BYTES) == []
     assert on_device(int(CONTEXT_BYTES / BUILDERS_FRACTION)) == [1]

@@ -50,19 +50,38 @@ def test_no_process_is_started_for_nothing(tmp_path, monkeypatch, target, settin
 
 
 @pytest.mark.skipif(not can_fork(), reason="needs fork, and files that are handed over")
-def test_what_has_begun_is_waited_for_once(tmp_path, monkeypatch):
+def test_what_has_begun_and_is_left_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVOY_TEST_BUILDS", str(tmp_path))
     monkeypatch.setattr(parallel_compile, "FEWEST_CORES", 1)
+    monkeypatch.setattr(parallel_compile, "FEWEST_BUILDS", len(MANY))
     monkeypatch.setattr(builders, "usable_cores", lambda: 3)
     with ParallelCompile(CUDA, SETTINGS) as pools:
         pools.begin(MANY)
         assert not pools.build(MANY[1:], each_s=0.0)  # the caller goes on, and finds what it needs
         built = [path.name.split("-") for path in tmp_path.iterdir()]
-        assert sorted(tile for _, tile in built) == ["1", "2", "3", "4", "5"]
+        assert {"2", "3", "4", "5"} <= {tile for _, tile in built}  # the caller has built the first itself
         assert str(os.getpid()) not in {pid for pid, _ in built}
-        assert not pools._under_way
-        assert pools.build(WANTED, each_s=parallel_compile.WORTHWHILE_S)
+        assert not pools.build(MANY, each_s=parallel_compile.WORTHWHILE_S)
         assert len(list(tmp_path.iterdir())) == len(MANY)  # nothing is built twice
+
+
+@pytest.mark.skipif(not can_fork(), reason="needs fork, and files that are handed over")
+def test_builds_that_need_the_gpu_begin_as_well(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVOY_TEST_BUILDS", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setattr(parallel_compile, "FEWEST_CORES", 1)
+    monkeypatch.setattr(builders, "usable_cores", lambda: 3)
+    settings = replace(SETTINGS, engines=engines.extra(engines.DeviceBuilder, engines.Builder))
+    on_device = [(PROBLEM, replace(config, engine="device-builder")) for _, config in MANY]
+    with ParallelCompile(replace(CUDA, memory_bytes=1 << 40), settings) as pools:  # with memory for two contexts
+        pools.begin([*on_device, *WANTED])  # too few of the others
+        assert not pools.build(on_device, each_s=0.0)
+        built = [path.name.split("-") for path in tmp_path.iterdir()]
+        assert sorted(tile for _, tile, _ in built) == ["1", "2", "3", "4", "5"]
+        assert {seen for *_, seen in built} == {"5,7"}
+        (hidden, visible) = pools._pools
+        assert not hidden._threads
+        assert visible._server is not None  # which sees no GPU, and whose workers do
 
 
 @pytest.mark.parametrize(
@@ -73,13 +92,13 @@ def test_what_has_begun_is_waited_for_once(tmp_path, monkeypatch):
         (CUDA, replace(SETTINGS, isolate=False), 16, MANY),
         (detect_target("cpu"), SETTINGS, 16, MANY),
     ],
-    ids=["one process would do them", "two cores", "no further processes allowed", "cpu"],
+    ids=["soon done here", "two cores", "no further processes allowed", "cpu"],
 )
 def test_nothing_begins_where_it_would_not_help(monkeypatch, target, settings, cores, wanted):
     monkeypatch.setattr(parallel_compile, "usable_cores", lambda: cores)
     with ParallelCompile(target, settings) as pools:
         pools.begin(wanted)
-        assert not pools._pools
+        assert not any(pool._threads for pool in pools._pools)
 
 
 def test_an_engine_that_compiles_counts_whatever_lies_between(monkeypatch):

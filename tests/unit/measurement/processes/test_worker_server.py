@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from convoy.engines.manifest import load_engine
 from convoy.engines.triton.triton_build import installed
 from convoy.measurement import detect_target
+from convoy.measurement.processes import worker_fork
 from convoy.measurement.processes.builders import BuilderPool
 from convoy.measurement.processes.process import WorkerEndedError, WorkerProcess
 from convoy.measurement.processes.worker_server import WorkerServer, can_fork
@@ -87,6 +89,14 @@ def test_the_server_has_one_thread_when_it_forks(server: WorkerServer):
     assert worker.receive(60)["tasks"] == 1
     assert len(list(Path(f"/proc/{server._process.pid}/task").iterdir())) == 1
     worker.end()
+
+
+def test_a_worker_refuses_a_gpu_that_was_opened_before_the_fork(monkeypatch: pytest.MonkeyPatch):
+    worker_fork.check_gpu_unopened({})
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    worker_fork.check_gpu_unopened({"CUDA_VISIBLE_DEVICES": ""})
+    with pytest.raises(RuntimeError, match="has opened the GPU"):
+        worker_fork.check_gpu_unopened({"CUDA_VISIBLE_DEVICES": "0"})
 
 
 def test_a_worker_that_fails_says_how(server: WorkerServer):

@@ -190,6 +190,6 @@ def test_cudnn_searches_for_a_float64_run_only_where_it_finds_nothing_else(*, fa
 
     cuda = torch.device("cuda")
     with convolutions("as_torch", cuda):
-        found = net_oracle._searched_if_needed(run, cuda)()
+        found = net_oracle.searched_if_needed(run, cuda)()
     assert [*map(int, found)] == [1]
     assert seen == ([False, True] if fails else [False])

@@ -12,7 +12,7 @@ import torch
 from convoy.deadline import Deadline
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
-from convoy.measurement import ParallelCompile
+from convoy.measurement import BuilderServers, ParallelCompile
 from convoy.measurement.failure import is_out_of_memory
 from convoy.measurement.processes.threaded_builds import builds_begun
 from convoy.pipeline.check import end_to_end
@@ -89,7 +89,9 @@ def build_fastest(
 
 
 @contextmanager
-def builds_of(plan: Plan, net: Net, settings: Settings) -> Generator[ParallelCompile]:
+def builds_of(
+    plan: Plan, net: Net, settings: Settings, servers: BuilderServers | None = None
+) -> Generator[ParallelCompile]:
     """Builds of a plan that are begun, for `build_fastest` in the block; the caller has other work until then.
 
     Threads build where engines allow it. At effort `none`, where nothing was measured and so nothing compiled before, other
@@ -99,9 +101,10 @@ def builds_of(plan: Plan, net: Net, settings: Settings) -> Generator[ParallelCom
         plan: the plan, on one stream.
         net: its net.
         settings: `engines`, `effort`, and what `ParallelCompile` uses.
+        servers: where further processes are forked from; None: servers of their own.
     """
     engines = [load_engine(step.config.engine, settings.engines) for step in plan.steps]
-    with ParallelCompile(net.target, settings) as ahead:
+    with ParallelCompile(net.target, settings, servers) as ahead:
         if all(engine.trusted and not engine.builds_in_threads for engine in engines):
             yield ahead
             return

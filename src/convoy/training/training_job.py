@@ -18,7 +18,7 @@ from convoy.capture.step_tensors import StepTensors
 from convoy.deadline import Deadline
 from convoy.errors import PlanError
 from convoy.graph.text import digest
-from convoy.measurement import Peaks
+from convoy.measurement import BuilderServers, Peaks, begins_early
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.measurement.processes.threaded_builds import cores_shared
 from convoy.perfdb import Database
@@ -37,7 +37,7 @@ from convoy.pipeline.stored_plans.plan_record import PlanRecord
 from convoy.pipeline.stored_plans.plan_store import plan_store
 from convoy.pipeline.stored_plans.start import start_stored
 from convoy.pipeline.summarize import SummaryOnDemand, brief_summary, summarize
-from convoy.pipeline.tune_in_time import tune_in_time
+from convoy.pipeline.tune_in_time import answers_first, tune_in_time
 from convoy.plan import Plan
 from convoy.problem import image_layout
 from convoy.program import Program, build_program
@@ -137,7 +137,7 @@ class TrainingJob:
         """Start from a stored plan; else measure, select, build, check."""
         settings = self.settings
         limited = memory_limited(self.target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
-        with limited, Database.open(settings.db) as database:
+        with limited, Database.open(settings.db) as database, BuilderServers() as servers:
             clock = Stopwatch()
             more: dict[str, object] = {"sent": list(map(str, self._collectives()))}
             if products := self._products(None):
@@ -146,9 +146,11 @@ class TrainingJob:
             started = start_stored(store, self._start(clock))
             if isinstance(started, TrainingResult):
                 return started
+            if answers_first(settings, deadline) and begins_early(self.target, settings):
+                servers.start()  # a first answer compiles a hundred kernels, and is planned in about the time of their start
             ceilings = ceilings_of(self.target, settings, deadline)
             notes = [*filter(None, [started]), *ceiling_notes(ceilings)]
-            build = partial(self._build, notes, database, clock, watch)
+            build = partial(self._build, notes, database, clock, watch, servers)
             net = dataclasses.replace(self.net, ceilings=ceilings)
             tuned = tune_in_time(net, settings, database, watch, deadline, build)
             result = self._conclude(tuned.built, tuned.found, ceilings, deadline)
@@ -180,6 +182,7 @@ class TrainingJob:
         database: Database,
         clock: Stopwatch,
         watch: Observer,
+        servers: BuilderServers,
         found: SearchResult,
         settings: Settings,
         deadline: Deadline,
@@ -191,7 +194,7 @@ class TrainingJob:
         tuned_s = clock.seconds
         watch("checking the whole step", 0, 0)
         net = self.net
-        with builds_of(planned, net, settings) as ahead:
+        with builds_of(planned, net, settings, servers) as ahead:
             with cores_shared(ahead.begun, net.target):
                 check = self._check(keep=deadline.is_limited)
             plan, program, outcome = build_and_check(

@@ -14,6 +14,7 @@ from typing import Any, Final
 from convoy.deadline import Deadline
 from convoy.engines.manifest import load_engine
 from convoy.measurement.device.memory_limit import CONTEXT_BYTES, MAX_DEVICE_BUILDERS, MemorySplit
+from convoy.measurement.processes.builder_servers import NO_DEVICE, ONE_COMPILER, ONE_THREAD, BuilderServers
 from convoy.measurement.processes.process import (
     START_S,
     Start,
@@ -23,7 +24,7 @@ from convoy.measurement.processes.process import (
     worker_handshake,
 )
 from convoy.measurement.processes.worker import config_fields, problem_fields
-from convoy.measurement.processes.worker_server import SharedServer, WorkerServer, can_fork
+from convoy.measurement.processes.worker_server import WorkerServer, can_fork
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig
 from convoy.target import Target, usable_cores
@@ -36,14 +37,6 @@ CONTEXT_FRACTION: Final = 0.05
 
 JOBS_PER_BUILDER: Final = 4
 """Jobs for which one builder starts that imports everything itself: its start takes as long as three builds."""
-
-ONE_COMPILER: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-"""Otherwise Inductor would start a pool of compile processes in each worker."""
-
-ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
-
-NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": ""}
-"""For builders that do not see the GPU."""
 
 POLL_S: Final = 0.25
 """How often a wait looks whether the call's time was ended early."""
@@ -85,7 +78,7 @@ class BuilderPool:
         timeout_s: a build that takes longer is given up.
         most: most processes; None: one less than there are cores, fewer on the device.
         on_device: whether its builders see the GPU.
-        servers: forks the builders, where there are several; None: a server of this pool's own.
+        servers: where several builders are forked from: one that has started already is taken.
 
     Attributes:
         on_device: whether its builders see the GPU.
@@ -99,10 +92,9 @@ class BuilderPool:
         most: int | None = None,
         *,
         on_device: bool = False,
-        servers: SharedServer | None = None,
+        servers: BuilderServers | None = None,
     ) -> None:
         self.on_device = on_device
-        self._servers = servers or _servers()
         self._target = target
         self._extra_engines = extra_engines
         self._timeout_s = timeout_s
@@ -110,9 +102,11 @@ class BuilderPool:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending: set[_Key] = set()
+        self._started: set[_Key] = set()
         self._seen: set[_Key] = set()
         self._threads: list[threading.Thread] = []
         self._workers: dict[int, WorkerProcess] = {}
+        self._servers = servers or BuilderServers()
         self._server: WorkerServer | None = None
         self._closed = False
 
@@ -125,7 +119,7 @@ class BuilderPool:
                 self._jobs.put(job)
             wanted = min(self._most, -(-len(self._pending) // JOBS_PER_BUILDER))
             if wanted > 1 and can_fork():
-                self._server = self._servers.get()
+                self._server = self._server or self._servers.take(on_device=self.on_device)
                 wanted = min(self._most, len(self._pending))  # a fork costs less than any build
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._work, args=(len(self._threads),), daemon=True)
@@ -140,6 +134,16 @@ class BuilderPool:
                 if deadline is not None and deadline.is_over:
                     return
                 self._changed.wait(None if deadline is None else min(POLL_S, deadline.left_s))
+
+    def withdraw(self, request: Request) -> bool:
+        """Take a request back, which the caller builds itself. False if a builder is at one of its builds, or all are done."""
+        keys = _keys(request)
+        with self._changed:
+            left = self._pending & keys
+            if not left or not self._started.isdisjoint(left):
+                return False
+            self._pending -= left
+            return True
 
     def is_built(self, request: Request) -> bool:
         """Whether `wait` would return at once."""
@@ -158,7 +162,8 @@ class BuilderPool:
             worker.terminate()
         for worker in workers:
             worker.kill()
-        self._servers.close()
+        if self._server is not None:
+            self._server.close()
         for thread in self._threads:
             thread.join()
 
@@ -177,7 +182,7 @@ class BuilderPool:
         while (job := self._jobs.get()) is not None:
             try:
                 worker = worker or self._start(index)
-                if worker is not None:
+                if worker is not None and self._begins(job):
                     worker.send(job.message)
                     worker.receive(job.limit_s)
             except (TimeoutError, WorkerEndedError):
@@ -185,9 +190,17 @@ class BuilderPool:
                 worker = None
             finally:
                 with self._changed:
+                    self._started.discard(job.key)
                     self._pending.discard(job.key)
                     self._changed.notify_all()
         self._end(index)
+
+    def _begins(self, job: _Job) -> bool:
+        """Whether a builder is to build it: nobody has withdrawn it."""
+        with self._changed:
+            if job.key in self._pending:
+                self._started.add(job.key)
+            return job.key in self._started
 
     def _start(self, index: int) -> WorkerProcess | None:
         """A builder that is ready: a forked one, or a new process if that fails. None after `close`."""
@@ -220,7 +233,11 @@ class BuilderPool:
 
 
 def builder_pools(
-    target: Target, extra_engines: tuple[str, ...], timeout_s: float, limit: int | None
+    target: Target,
+    extra_engines: tuple[str, ...],
+    timeout_s: float,
+    limit: int | None,
+    servers: BuilderServers | None = None,
 ) -> list[BuilderPool]:
     """A pool for each kind of engine.
 
@@ -231,19 +248,15 @@ def builder_pools(
         extra_engines: extra engines as `id=module:Class`.
         timeout_s: a build that takes longer is given up.
         limit: bytes of the device that tuning may take, this process's own tensors included; None: all free memory.
+        servers: where builders are forked from: servers that have started already are taken.
     """
     most = max_builders(target, on_device=True)
     if limit is not None:
         most = min(most, MemorySplit.of(limit, isolate=True).builders)
-    servers = _servers()
     pools = [BuilderPool(target, extra_engines, timeout_s, servers=servers)]
     if most:
         pools.append(BuilderPool(target, extra_engines, timeout_s, most, on_device=True, servers=servers))
     return pools
-
-
-def _servers() -> SharedServer:
-    return SharedServer({**NO_DEVICE, **ONE_THREAD, **ONE_COMPILER})
 
 
 def _keys(request: Request) -> set[_Key]:

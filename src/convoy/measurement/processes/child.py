@@ -10,7 +10,8 @@ from convoy.deadline import Deadline
 from convoy.engines.manifest import load_engine
 from convoy.errors import LaunchError
 from convoy.measurement.device.memory_limit import MemoryLimit
-from convoy.measurement.processes.builders import ONE_COMPILER, POLL_S, BuilderPool, builder_pools
+from convoy.measurement.processes.builder_servers import ONE_COMPILER
+from convoy.measurement.processes.builders import POLL_S, BuilderPool, builder_pools
 from convoy.measurement.processes.process import START_S, WorkerEndedError, WorkerProcess, worker_handshake
 from convoy.measurement.processes.worker import config_fields, problem_fields
 from convoy.measurement.protocol import Protocol

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from convoy.engines.manifest import load_engine
+from convoy.measurement.processes.builder_servers import BuilderServers
 from convoy.measurement.processes.builders import JOBS_PER_BUILDER, BuilderPool, builder_pools
 from convoy.measurement.processes.threaded_builds import BegunBuilds, BuildItem
 from convoy.measurement.processes.worker_server import can_fork
@@ -37,6 +38,11 @@ FEWEST_CORES: Final = 4
 """Cores with which builders begin before it is known whether they are needed. With fewer, the caller's own work would wait."""
 
 
+def begins_early(target: Target, settings: Settings) -> bool:
+    """Whether builders may begin before it is known that they are needed: where they do not take the caller's cores."""
+    return target.device == "cuda" and settings.isolate and can_fork() and usable_cores() >= FEWEST_CORES
+
+
 class ParallelCompile:
     """Builders that start when they are first worth it, and end with the `with` block.
 
@@ -44,16 +50,18 @@ class ParallelCompile:
         target: the target to compile for; on a CPU nothing is done.
         settings: `isolate` allows further processes; `engines` and `timeout_s` are passed to the builders.
 
+        servers: where builders are forked from; None: servers of its own.
+
     Attributes:
         begun: builds that threads of this process have begun; those that were taken are out.
     """
 
-    def __init__(self, target: Target, settings: Settings) -> None:
+    def __init__(self, target: Target, settings: Settings, servers: BuilderServers | None = None) -> None:
         self.begun: BegunBuilds = {}
-        self._target, self._settings = target, settings
+        self._target, self._settings, self._servers = target, settings, servers
         self._allowed = target.device == "cuda" and settings.isolate
         self._pools: list[BuilderPool] = []
-        self._under_way: list[Request] = []
+        self._begun_elsewhere = False
         self._took: dict[str, list[float]] = {}
         self._begun_build: tuple[str, float] = "", 0.0
 
@@ -67,12 +75,12 @@ class ParallelCompile:
             pool.close()
 
     def begin(self, wanted: Sequence[BuildItem]) -> None:
-        """Begin to compile in other processes, while the caller does something else; `build` waits for them.
+        """Begin to compile in other processes, while the caller does something else.
 
         Args:
             wanted: builds of the plan. So few that this process is done sooner are left to it.
         """
-        if not self._allowed or not can_fork() or usable_cores() < FEWEST_CORES:
+        if not begins_early(self._target, self._settings):
             return
         requests: dict[bool, list[Request]] = {False: [], True: []}
         for problem, config in dict.fromkeys(wanted):
@@ -82,16 +90,21 @@ class ParallelCompile:
             if len(requests[pool.on_device]) >= fewest:
                 begun = requests[pool.on_device][::-1]  # this process will start with the first
                 pool.submit(begun)
-                self._under_way += begun
+                self._begun_elsewhere = True
 
     def _all_pools(self) -> list[BuilderPool]:
         if not self._pools:
             limit = self._settings.tuning_memory_bytes
-            self._pools = builder_pools(self._target, self._settings.engines, self._settings.timeout_s, limit)
+            self._pools = builder_pools(
+                self._target, self._settings.engines, self._settings.timeout_s, limit, self._servers
+            )
         return self._pools
 
     def build(self, wanted: Sequence[BuildItem], each_s: float) -> bool:
         """Compile everything and wait. A build that fails is met again, with its reason, when this process builds.
+
+        What `begin` has begun is not begun again: the caller's next build alone is waited for, if a builder is at it. One that no
+        builder has come to is the caller's.
 
         The caller asks before each build, so the time from one call to the next is that of a build.
 
@@ -100,11 +113,11 @@ class ParallelCompile:
             each_s: seconds that one build took in this process lately.
 
         Returns:
-            Whether it was worth it, and was done. What `begin` has begun is not begun again.
+            Whether it was worth it, and was done.
         """
-        if self._under_way:
-            left = {(problem.key, config) for problem, config in wanted}
-            self._wait_for([each for each in self._under_way if (each.problem.key, each.configs[0]) in left])
+        if self._begun_elsewhere:
+            for problem, config in wanted[:1]:
+                self._wait_or_withdraw(Request(problem, (config,), 1))
             return False
         left_s = max(each_s * len(wanted), self._left_s(wanted))
         if not self._allowed or left_s < WORTHWHILE_S:
@@ -114,6 +127,12 @@ class ParallelCompile:
             pool.submit(requests)
         self._wait_for(requests)
         return True
+
+    def _wait_or_withdraw(self, request: Request) -> None:
+        for pool in self._pools:
+            if not pool.withdraw(request) and not pool.is_built(request):
+                with phase("build", "in other processes"):
+                    pool.wait(request)
 
     def _wait_for(self, requests: Sequence[Request]) -> None:
         with phase("build", "in other processes"):

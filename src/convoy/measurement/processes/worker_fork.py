@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -21,13 +22,6 @@ from convoy.engines.manifest import MANIFEST
 MOST_BYTES: Final = 1 << 16
 """Of a message that is read at once."""
 
-INDUCTOR: Final = (
-    "torch._inductor.compile_fx",
-    "torch._inductor.codegen.triton",
-    "torch._inductor.runtime.triton_heuristics",
-)
-"""The modules of PyTorch's compiler, which loads them when it first compiles."""
-
 FILES: Final = 3
 """Standard input, output and errors of a worker."""
 
@@ -36,7 +30,7 @@ def main() -> None:
     """Serve until the other end of the socket is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = socket.socket(fileno=int(sys.argv[2]))
-    _import_all()
+    _import_all(sys.argv[3:])
     while True:
         message, files = _next(line)
         if not message:
@@ -49,9 +43,9 @@ def main() -> None:
         line.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _import_all() -> None:
-    """Import the worker, Triton and the engines' modules: what fails fails again, with its message, in a worker."""
-    for module in ("convoy.measurement.processes.worker", "triton.compiler", *INDUCTOR, *MANIFEST.values()):
+def _import_all(further: Sequence[str]) -> None:
+    """Import the worker, Triton, the engines' modules and others: what fails fails again, with its message, in a worker."""
+    for module in ("convoy.measurement.processes.worker", "triton.compiler", *further, *MANIFEST.values()):
         with suppress(Exception):
             importlib.import_module(module)
     with suppress(Exception):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, Final
 
@@ -37,14 +37,15 @@ class WorkerServer:
 
     Args:
         environment: environment variables to set for it and its workers.
+        modules: what it imports besides Triton and the engines, if it can: what fails here fails again in a worker.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
         self._lock = threading.Lock()
         self._line, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this Python, with a program that is a constant
-                [sys.executable, "-X", "faulthandler", "-c", BOOTSTRAP, MODULE, str(theirs.fileno())],
+                [sys.executable, "-X", "faulthandler", "-c", BOOTSTRAP, MODULE, str(theirs.fileno()), *modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -114,27 +115,6 @@ class WorkerServer:
         if not answer:
             raise WorkerEndedError("the server of workers has ended", killed=False)
         return json.loads(answer)
-
-
-class SharedServer:
-    """A server that several users start when the first of them needs it. The first that closes it ends it for all."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        self._lock = threading.Lock()
-        self._server: WorkerServer | None = None
-
-    def get(self) -> WorkerServer:
-        """The server, which starts at the first call."""
-        with self._lock:
-            self._server = self._server or WorkerServer(self._environment)
-            return self._server
-
-    def close(self) -> None:
-        """End the server, if it was started."""
-        with self._lock:
-            if self._server is not None:
-                self._server.close()
 
 
 class ForkedProcess:

@@ -8,6 +8,7 @@ import pytest
 from convoy.measurement import ParallelCompile, detect_target
 from convoy.measurement.processes import builders, parallel_compile
 from convoy.measurement.processes.worker_server import can_fork
+from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem
 from convoy.settings import Settings
 from tests.unit.measurement import faulty_engines as engines
@@ -50,19 +51,36 @@ def test_no_process_is_started_for_nothing(tmp_path, monkeypatch, target, settin
 
 
 @pytest.mark.skipif(not can_fork(), reason="needs fork, and files that are handed over")
-def test_what_has_begun_and_is_left_is_waited_for(tmp_path, monkeypatch):
+def test_the_caller_builds_what_no_builder_has_come_to(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVOY_TEST_BUILDS", str(tmp_path))
     monkeypatch.setattr(parallel_compile, "FEWEST_CORES", 1)
     monkeypatch.setattr(parallel_compile, "FEWEST_BUILDS", len(MANY))
     monkeypatch.setattr(builders, "usable_cores", lambda: 3)
     with ParallelCompile(CUDA, SETTINGS) as pools:
         pools.begin(MANY)
-        assert not pools.build(MANY[1:], each_s=0.0)  # the caller goes on, and finds what it needs
+        assert not pools.build(MANY, each_s=parallel_compile.WORTHWHILE_S)  # their server still imports
+        pool = pools._pools[0]
+        pool.wait(Request(PROBLEM, tuple(config for _, config in MANY), 1))
         built = [path.name.split("-") for path in tmp_path.iterdir()]
-        assert {"2", "3", "4", "5"} <= {tile for _, tile in built}  # the caller has built the first itself
+        assert sorted(tile for _, tile in built) == ["2", "3", "4", "5"]  # the first is the caller's
         assert str(os.getpid()) not in {pid for pid, _ in built}
-        assert not pools.build(MANY, each_s=parallel_compile.WORTHWHILE_S)
-        assert len(list(tmp_path.iterdir())) == len(MANY)  # nothing is built twice
+        assert not pools.build(MANY[1:], each_s=parallel_compile.WORTHWHILE_S)
+        assert not pools.build([], each_s=parallel_compile.WORTHWHILE_S)
+        assert len(list(tmp_path.iterdir())) == len(MANY) - 1  # nothing is built twice
+
+
+@pytest.mark.skipif(not can_fork(), reason="needs fork, and files that are handed over")
+def test_the_caller_waits_for_a_build_that_a_builder_is_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel_compile, "FEWEST_CORES", 1)
+    monkeypatch.setattr(parallel_compile, "FEWEST_BUILDS", 1)
+    monkeypatch.setenv("CONVOY_TEST_BUILDS", str(tmp_path))
+    with ParallelCompile(CUDA, SETTINGS) as pools:
+        pools.begin(WANTED[:1])
+        pool = pools._pools[0]
+        with pool._changed:
+            assert pool._changed.wait_for(lambda: pool._started or not pool._pending, timeout=60)
+        assert not pools.build(WANTED, each_s=0.0)
+        assert [path.name.split("-")[1] for path in tmp_path.iterdir()] == ["1"]
 
 
 @pytest.mark.skipif(not can_fork(), reason="needs fork, and files that are handed over")
@@ -75,11 +93,11 @@ def test_builds_that_need_the_gpu_begin_as_well(tmp_path, monkeypatch):
     on_device = [(PROBLEM, replace(config, engine="device-builder")) for _, config in MANY]
     with ParallelCompile(replace(CUDA, memory_bytes=1 << 40), settings) as pools:  # with memory for two contexts
         pools.begin([*on_device, *WANTED])  # too few of the others
-        assert not pools.build(on_device, each_s=0.0)
+        pools._pools[1].wait(Request(PROBLEM, tuple(config for _, config in on_device), 1))
         built = [path.name.split("-") for path in tmp_path.iterdir()]
         assert sorted(tile for _, tile, _ in built) == ["1", "2", "3", "4", "5"]
         assert {seen for *_, seen in built} == {"5,7"}
-        (hidden, visible) = pools._pools
+        hidden, visible = pools._pools
         assert not hidden._threads
         assert visible._server is not None  # which sees no GPU, and whose workers do
 

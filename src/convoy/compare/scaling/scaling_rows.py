@@ -98,7 +98,9 @@ def rounds_figure(metric: str, seconds: Sequence[float]) -> Figure:
 def with_efficiency(rows: Sequence[Row]) -> list[Row]:
     """The rows with their efficiency: images a second and GPU over that of the fewest GPUs, of the same provider and scaling.
 
-    One process sends nothing. So where a provider that sends bf16 has no row of one process, that of the plain provider counts.
+    One process sends nothing. So where a provider that sends bf16 has no row of one process, that of the plain provider counts,
+    or its own computation with the plain provider's cost of the process group, if that is faster: else a better plan would count
+    as efficiency.
     """
     base: dict[tuple[object, ...], Row] = {}
     for row in sorted(rows, key=count_of):
@@ -140,10 +142,27 @@ def count_of(row: Row) -> int:
     return int(found)
 
 
-def _efficient(row: Row, base: Row) -> Row:
-    speed, least = row.figure("images_per_s"), base.figure("images_per_s")
+def _speed_of_one(base: Row) -> float:
+    """Images a second and GPU."""
+    speed = base.figure("images_per_s")
     assert speed is not None
-    assert least is not None
-    value = speed.p50 / count_of(row) / (least.p50 / count_of(base))
+    return speed.p50 / count_of(base)
+
+
+def _speed_alone(row: Row, base: Row) -> float:
+    """Images a second and GPU that another provider's row would reach if nothing were sent: its plan may be the faster one.
+
+    Zero where the base is the row's own provider, or a row does not tell.
+    """
+    compute, group = row.figure("compute_ms"), base.figure("group_ms")
+    if base.provider == row.provider or compute is None or group is None:
+        return 0.0
+    return 1e3 * row.batch / (compute.p50 + max(0.0, group.p50))
+
+
+def _efficient(row: Row, base: Row) -> Row:
+    speed = row.figure("images_per_s")
+    assert speed is not None
+    value = speed.p50 / count_of(row) / max(_speed_of_one(base), _speed_alone(row, base))
     kept = tuple(figure for figure in row.figures if figure.metric != "efficiency")
     return replace(row, figures=(*kept, Figure.once("efficiency", "1", value)))

@@ -206,6 +206,16 @@ def test_settings_and_notes_say_of_which_rows_they_are() -> None:
     assert [line[-1] for line in table(rows)] == ["", "baseline kept", ""]
 
 
+@pytest.mark.parametrize(("compute_ms", "expected"), [(12.0, 0.8), (8.0, 0.72)], ids=["slower plan", "faster plan"])
+def test_a_faster_plan_is_no_efficiency(compute_ms: float, expected: float) -> None:
+    """One GPU: 10 ms, 1 of them for the process group. Four send bf16 and take 12.5 ms, of which `compute_ms`."""
+    one = result_row(ScalingJob(REQUEST, "convoy", 1, "weak"), result(0.010, 0.009))
+    four = result_row(ScalingJob(REQUEST, "convoy+bf16", 4, "weak"), result(0.0125, compute_ms / 1e3))
+    found = with_efficiency([one, four])[1].figure("efficiency")
+    assert found is not None
+    assert found.p50 == pytest.approx(expected)
+
+
 def test_efficiency_is_against_the_fewest_gpus_of_the_same_line() -> None:
     def row(count, step_s, provider="torch.ddp", scaling="weak"):
         return result_row(ScalingJob(REQUEST, provider, count, scaling), result(step_s))

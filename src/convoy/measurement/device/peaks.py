@@ -73,14 +73,15 @@ def peaks(target: Target, *, brief: bool = False) -> Peaks:
 
     Args:
         target: the device.
-        brief: take less time for each rate, and measure it once, for an answer at once.
+        brief: take less time for each rate, and measure it once and with all threads alone, for an answer at once. (One thread
+            doubled that time, and reached half the rates of two even on a noisy machine: Intel family 6 model 207, 2 cores.)
     """
     with torch.no_grad():
         measures = _measures(target, BRIEF if brief else PATIENT)
         found = settled_rates(measures, 1 if brief else ROUNDS)
         open_ = {name: measures[name] for name, rate in found.items() if not rate.settled}
         threads = torch.get_num_threads()
-        if target.device == "cpu" and threads > 1 and open_:
+        if target.device == "cpu" and threads > 1 and open_ and not brief:
             torch.set_num_threads(1)
             try:
                 found |= {name: faster(found[name], measure()) for name, measure in open_.items()}

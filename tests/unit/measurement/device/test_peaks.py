@@ -68,8 +68,8 @@ def test_what_onednn_does_not_do_has_no_rate(quick, monkeypatch):
     assert measured._convolution_rate("fp32", target) == NO_RATE
 
 
-@pytest.mark.parametrize("settled", [True, False])
-def test_on_a_busy_cpu_the_rates_of_one_thread_count_too(monkeypatch, settled):
+@pytest.mark.parametrize(("settled", "brief"), [(True, False), (False, False), (False, True)])
+def test_on_a_busy_cpu_the_rates_of_one_thread_count_too(monkeypatch, settled, brief):
     threads = torch.get_num_threads()
     asked = []
 
@@ -83,13 +83,13 @@ def test_on_a_busy_cpu_the_rates_of_one_thread_count_too(monkeypatch, settled):
     monkeypatch.setattr(measured, "_measures", lambda *_: measures)
     torch.set_num_threads(2)
     try:
-        found = peaks(replace(detect_target("cpu"), name=f"busy {settled}"))
+        found = peaks(replace(detect_target("cpu"), name=f"busy {settled}"), brief=brief)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    assert asked == ([2] if settled else [2] * ROUNDS + [1])
-    assert (found.bytes_per_s, found.flops) == (1e9 if settled else 17e9, {"fp32": 150e9})
-    assert found.settled
+    assert asked == ([2] if settled or brief else [2] * ROUNDS + [1])
+    assert (found.bytes_per_s, found.flops) == (1e9 if settled or brief else 17e9, {"fp32": 150e9})
+    assert found.settled is not brief
 
 
 def test_a_rate_that_comes_again_in_another_round_is_settled():

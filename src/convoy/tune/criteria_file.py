@@ -160,7 +160,7 @@ def user_criteria(database: Path | None) -> list[Path]:
 
 
 def find_criteria(target: Target, database: Path | None = None, folder: Traversable | None = None) -> Criteria | None:
-    """The criteria that fit a target best: its own, else the same device's, else the same architecture's; of CPUs any other's.
+    """The criteria that fit a target best: its own, else its device's, else its architecture's; of CPUs else any other's.
 
     If both fit equally well, the user's criteria come before the shipped ones.
 
@@ -200,13 +200,13 @@ def _shipped(folder: Traversable | None) -> list[Traversable]:
 
 
 def _match_rank(known: Target, target: Target) -> int | None:
-    """0 for the same target, 1 for the same device, 2 for the same GPU architecture, 3 for another CPU, None for any other."""
+    """0 for the same target, 1 for the same device, 2 for the same architecture, 3 for another CPU, None for any other."""
     if known.digest == target.digest:
         return 0
     if known.is_same_device(target):
         return 1
     if known.device != target.device:
         return None
-    if known.device == "cpu":
-        return 3 if known.predicts(target) else None
-    return 2 if known.arch == target.arch else None
+    if known.arch == target.arch:
+        return 2
+    return 3 if known.device == "cpu" and known.predicts(target) else None

@@ -19,7 +19,7 @@ import numpy as np
 
 from convoy.engines.manifest import BASELINE
 from convoy.graph.ir import LAYERS as LAYER_OPERATORS
-from convoy.perfdb.row import Measurement, Status
+from convoy.perfdb.row import Measurement
 from convoy.perfdb.time_columns import TimeColumns
 from convoy.problem import EngineConfig, LayerProblem, Problem, SubgraphProblem
 from convoy.problem.layer_coordinates import (
@@ -195,6 +195,8 @@ class TimePredictor:
         times = self._with_baseline(problem, space, times, floor_us)
         times = blend_with_criteria(times, judged, regrets) if regrets and judged else times
         if self.measurements and not isinstance(problem, LAYERS):
+            by_library_us = _BASELINE_FACTOR * floor_us if _layers_inside(problem) else 0.0
+            times |= {config: max(times[config], by_library_us) for config in space.get(BASELINE, ())[:1]}
             floor_us = self.roofline.least_pass_us(floor_us)
         return {config: at_least(time_us, floor_us) for config, time_us in times.items()}
 
@@ -229,7 +231,7 @@ class TimePredictor:
         """
         text = problem.text if isinstance(problem, SubgraphProblem) else ""
         operators = text.count(" = ") or 1
-        layers = sum(text.count(f" = {layer}(") for layer in LAYER_OPERATORS)
+        layers = _layers_inside(problem)
         fusing = self._fusing & space.keys()
         by_aten = operators + (_BASELINE_FACTOR - 1) * layers
         passes = dict.fromkeys(fusing, 1.0) | {BASELINE: max(by_aten, ATEN_PASSES if fusing else 1.0)}
@@ -258,42 +260,7 @@ _BASELINE_FACTOR: Final = 4.0
 H100."""
 
 
-def predicted_rows(
-    predictor: TimePredictor,
-    problem: Problem,
-    space: Mapping[str, Sequence[EngineConfig]],
-    target: str,
-    protocol: str,
-    *,
-    regrets: Mapping[str, float] | None = None,
-    estimate: Callable[[EngineConfig], float | None] = lambda config: None,  # noqa: ARG005
-    floor_us: float = 0.0,
-) -> list[Measurement]:
-    """Predictions as rows without samples; they are never stored.
-
-    Args:
-        predictor: predicts the times.
-        problem: the problem.
-        space: every supporting engine's configs, the default first.
-        target: the target's digest.
-        protocol: the protocol's id.
-        regrets: the criteria's regret of each engine; None if they do not cover the problem.
-        estimate: an engine's cost model.
-        floor_us: time of a direct, dense algorithm at the device's peak rates; 0 if it is not known.
-    """
-    reason = f"predicted from {predictor.measurements} measurements of other problems"
-    reason += " and the criteria" if regrets else ""
-    times = predictor.predict_with(problem, space, regrets=regrets, estimate=estimate, floor_us=floor_us)
-    return [
-        Measurement(
-            problem.key,
-            config,
-            target,
-            protocol,
-            Status.OK,
-            median_us=time_us,
-            deterministic=predictor.is_deterministic(problem, config),
-            reason=reason,
-        )
-        for config, time_us in times.items()
-    ]
+def _layers_inside(problem: Problem) -> int:
+    """How many layers a subgraph has. Its bytes do not say how long they take; a floor does."""
+    text = problem.text if isinstance(problem, SubgraphProblem) else ""
+    return sum(text.count(f" = {layer}(") for layer in LAYER_OPERATORS)

@@ -20,7 +20,8 @@ from convoy.tune.criteria import Criteria
 from convoy.tune.engine_pruning import HOPELESS_RATIO, RECHECK_RATIO, EnginePruning
 from convoy.tune.leaderboard import Leaderboard
 from convoy.tune.local_search import next_configs
-from convoy.tune.predict import TimePredictor, predicted_rows
+from convoy.tune.predict import TimePredictor
+from convoy.tune.predicted_rows import predicted_rows
 from convoy.tune.prior import Prior
 from convoy.tune.search_space import SearchSpace
 from convoy.tune.transfer_hints import TransferHints, hints_from_rows, with_related

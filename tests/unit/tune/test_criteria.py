@@ -194,6 +194,12 @@ def test_cpus_judge_for_one_another(tmp_path: Path) -> None:
         found = find_criteria(target, tmp_path / "none" / "perf.db", tmp_path)
         assert (found and found.target) == expected
     put(tmp_path / f"b{SUFFIX}", target=replace(here, versions=(("torch", "2.12"),)))
-    found = find_criteria(here, tmp_path / "none" / "perf.db", tmp_path)
-    assert found is not None
-    assert found.target.name == "here"
+    for name, arch, expected in (
+        ("here", "avx2", "here"),
+        ("new", "avx2", "here"),
+        ("new", "avx512", "there"),
+        ("new", "neon", "there"),
+    ):
+        found = find_criteria(replace(here, name=name, arch=arch), tmp_path / "none" / "perf.db", tmp_path)
+        assert found is not None
+        assert found.target.name == expected

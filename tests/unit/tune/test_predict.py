@@ -10,7 +10,8 @@ from convoy.perfdb.time_columns import TimeColumns
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, Pool, SubgraphProblem, TensorSpec
 from convoy.problem.layer_coordinates import coordinates_of, kind_of
 from convoy.tune.fitted_roofline import LAUNCH_US, PASS_FACTOR
-from convoy.tune.predict import UNMEASURED_FACTOR, TimePredictor, predicted_rows
+from convoy.tune.predict import UNMEASURED_FACTOR, TimePredictor
+from convoy.tune.predicted_rows import predicted_rows
 from convoy.tune.prior_rows import cost_models
 from convoy.tune.problem_distance import distance
 from tests.unit.engines import squeeze_excitation_cases
@@ -311,6 +312,18 @@ def test_a_pass_over_memory_is_predicted_with_a_launch_and_what_kernels_reach_of
     assert min(known.predict_with(conv(), SPACE, floor_us=732.0).values()) < least
     free = known.predict_with(problem, SPACE)
     assert min(free.values()) < 732.0
+
+
+def test_atens_layers_in_a_subgraph_take_longer_than_their_floor():
+    """The subgraph's bytes say little: at 732 us for its operations ATen does not reach the time of a pass over memory."""
+    text = (
+        "graph 1\ninput %x: fp32[1,8,14,14]\nconst %w: fp32[8,8,3,3]\n%y: fp32[1,8,14,14] = conv2d(%x, %w)\nreturn %y\n"
+    )
+    piece, own = SubgraphProblem(text, "nhwc", 1 << 14), EngineConfig("own", 1, Knobs())
+    known = TimePredictor.from_rows([row(conv(), ATEN, 9.0)], lambda *_: 900.0, estimating=("own",))
+    times = known.predict_with(piece, {"aten": [ATEN], "own": [own]}, floor_us=732.0)
+    assert times[ATEN] == pytest.approx(4 * 732.0)
+    assert times[own] == pytest.approx(UNMEASURED_FACTOR * 900.0)
 
 
 def test_where_nothing_was_ever_measured_the_floor_and_a_launch_are_all_that_is_told():

@@ -193,7 +193,7 @@ def test_what_a_compiler_cannot_finish_in_time_is_not_chosen(spent_s: float, dat
     [
         ("none", "cpu", 540.0, "aten"),  # with 100 us for each launch: 16 % slower
         ("none", "cpu", 640.0, "inductor"),  # 35 %
-        ("none", "cuda", 540.0, "inductor"),
+        ("none", "cuda", 560.0, "inductor"),
         ("quick", "cpu", 540.0, "inductor"),
     ],
 )
@@ -204,6 +204,26 @@ def test_a_first_answer_on_a_cpu_waits_for_a_compiler_that_saves_much(
     net = replace(net, target=replace(TARGET, device=device))
     choice = select(net, found, Settings(effort=effort))
     assert {candidate.config.engine for candidate in choice.selection.chosen} == {winner}
+
+
+@pytest.mark.parametrize(
+    ("effort", "solver", "other_us", "winner"),
+    [
+        ("none", "exact", 43.5, "cuda.fusion"),  # 9 % slower, and there at once
+        ("none", "greedy", 43.5, "cuda.fusion"),
+        ("none", "exact", 44.5, "inductor"),
+        ("quick", "exact", 43.5, "inductor"),
+    ],
+)
+def test_in_a_first_answer_slow_compilers_build_only_what_they_make_clearly_faster(
+    effort: str, solver: str, other_us: float, winner: str
+) -> None:
+    net, found = gated_net({"inductor": 40.0, "cuda.fusion": other_us}, 50.0)
+    choice = select(net, found, Settings(effort=effort, solver=solver))
+    (chosen,) = choice.selection.chosen
+    assert chosen.config.engine == winner
+    assert choice.selection.total_us == chosen.median_us == (40.0 if winner == "inductor" else other_us)
+    assert choice.selection.bound_us == pytest.approx(40.0)
 
 
 def test_what_is_left_out_as_equally_fast_is_not_left_out_for_lack_of_time() -> None:

@@ -210,7 +210,6 @@ def main() -> None:
         return
     for path in options.runs:
         run = read(path)
-        run = replace(run, rows=tuple(with_efficiency(run.rows)))
         tell(run)
         print(recorded(run, options.folder).write())
 

@@ -6,11 +6,15 @@ import copy
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import convoy
+from convoy.errors import CaptureError
+from convoy.pipeline.check.call_state import check_repeats
+from convoy.pipeline.isolation import isolate
 
 X = torch.rand(2, 3, 8, 10, generator=torch.Generator().manual_seed(3))
 
@@ -45,6 +49,27 @@ class Remembers(nn.Module):
         elif self.first:
             self.first, y = False, y * 2
         return y
+
+
+class ByChance(nn.Module):
+    """As with a library that reads memory that nobody wrote: its second call's results are others, a copy's first are not."""
+
+    def __init__(self, *, everywhere: bool) -> None:
+        super().__init__()
+        self.body, self.everywhere, self.calls = body(), everywhere, np.zeros(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls[0] += 1
+        return self.body(x) * (float(self.calls[0]) if self.everywhere or torch.backends.mkldnn.enabled else 1.0)
+
+
+def test_results_that_differ_by_a_librarys_fault_are_no_state() -> None:
+    with torch.no_grad():
+        isolated = isolate(ByChance(everywhere=False).eval(), (X,), {})
+        check_repeats(isolated.another(), isolated, "cpu")
+        isolated = isolate(ByChance(everywhere=True).eval(), (X,), {})
+        with pytest.raises(CaptureError, match="depend on its calls before"):
+            check_repeats(isolated.another(), isolated, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,15 @@ def test_what_a_step_changes_by_its_tensors_repeats(amp: torch.dtype | None) -> 
     check_repeats(StockStep(Steady().train(), F.cross_entropy, amp, batch(), scaled=False))
 
 
+def test_a_library_that_reads_unwritten_memory_is_no_state() -> None:
+    numbers = itertools.count(1)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, target) * (next(numbers) if torch.backends.mkldnn.enabled else 1)
+
+    check_repeats(StockStep(Steady().train(), loss, None, batch(), scaled=False))
+
+
 def test_a_loss_that_counts_does_not_repeat() -> None:
     numbers = itertools.count(1)
 

@@ -162,15 +162,15 @@ call), and after 5 without (18.0; least of 20 calls on two cores of an EPYC 7003
 
 
 SLOW_BUILD_FACTOR: Final = 1.1
-"""At effort `none`, factor on the time of what a slow compiler builds, in a second or two each: it must be that much faster than
-what other engines offer. In ResNet-50's training step (batch 128, H200) 30 of Inductor's 41 subgraphs were 1 to 13 % faster than
+"""Factor, at effort `none`, on the times of candidates that a slow compiler builds, each in a second or two. Such a candidate wins
+only if it is that much faster than the others. In ResNet-50's training step (batch 128, H200) 30 of Inductor's 41 subgraphs were 1 to 13 % faster than
 `triton.batch_norm`, together 0.9 % of the step."""
 
 
 def _with_fewer_slow_builds(
     chosen: Selection, problem: SelectionProblem, settings: Settings, slow: Sequence[str]
 ) -> Selection:
-    """The choice in which slow compilers build only what they make clearly faster."""
+    """The choice by times that count slow compilers' candidates with `SLOW_BUILD_FACTOR`; its total counts their own times."""
     if settings.solver not in (Solver.EXACT, Solver.GREEDY) or not any(c.config.engine in slow for c in chosen.chosen):
         return chosen
     factors = [SLOW_BUILD_FACTOR if c.config.engine in slow else 1.0 for c in problem.candidates]

@@ -1,4 +1,4 @@
-"""What a tuned step is compared with: PyTorch's step in float64, or PyTorch's own where float64 cannot run it."""
+"""The references of a tuned step's check: PyTorch's step in float64, or PyTorch's own step where float64 cannot run it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RepeatableStep(Protocol):
 
 
 def seeded(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-    """What it returns with the random numbers of every such run."""
+    """Run with a fixed seed: all such runs draw the same random numbers."""
     with fixed_seed():
         return run()
 
@@ -54,7 +54,7 @@ def reference(
     of_module: Callable[[], list[torch.Tensor]],
     of_graph: Callable[[], list[torch.Tensor]],
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
-    """What to compare with, PyTorch's own step or what stands for its error, and a note; empty where the first is float64.
+    """Run both references: the exact results, and PyTorch's own or those that stand for its error. The note is empty for float64.
 
     Args:
         why: why there is no float64 run; empty where there is.

@@ -162,9 +162,9 @@ call), and after 5 without (18.0; least of 20 calls on two cores of an EPYC 7003
 
 
 SLOW_BUILD_FACTOR: Final = 1.1
-"""Factor, at effort `none`, on the times of candidates that a slow compiler builds, each in a second or two. Such a candidate wins
-only if it is that much faster than the others. In ResNet-50's training step (batch 128, H200) 30 of Inductor's 41 subgraphs were 1 to 13 % faster than
-`triton.batch_norm`, together 0.9 % of the step."""
+"""Factor, at effort `none`, on the times of candidates that a slow compiler builds, each in a second or two: they win only
+where they are that much faster than others. In ResNet-50's training step (batch 128, H200) 30 of Inductor's 41 subgraphs were
+1 to 13 % faster than `triton.batch_norm`, together 0.9 % of the step."""
 
 
 def _with_fewer_slow_builds(

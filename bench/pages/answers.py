@@ -46,8 +46,8 @@ def tuning_times() -> str:
     first, stored = _of_metric(answers, "first_s"), _of_metric(answers, "stored_s")
     search = _of_metric(searches, "tuning_s")
     return (
-        f"A net's first answer (at effort `none`) takes {_span(first)} s with nothing compiled before, and a start from its "
-        f"stored plan {_span(stored)} s ({_source(first)}).\n"
+        f"At effort `none` a net's first answer takes {_span(first)} s, with nothing compiled before. The next process starts "
+        f"from the stored plan in {_span(stored)} s ({_source(first)}).\n"
         f"A search at the default effort takes {_span(search)} s from an empty database ({_source(search)})."
     )
 

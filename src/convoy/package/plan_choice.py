@@ -10,6 +10,7 @@ from convoy.deadline import Deadline
 from convoy.engines.base import Engine
 from convoy.engines.library.cudnn import calls_torch
 from convoy.engines.manifest import BASELINE, MANIFEST, load_engine
+from convoy.engines.subgraph import parse_subgraph
 from convoy.errors import InputError, SelectionError
 from convoy.measurement.protocol import protocol_for
 from convoy.perfdb import Database
@@ -19,7 +20,7 @@ from convoy.pipeline.net import Net
 from convoy.pipeline.select import Choice, make_plan
 from convoy.pipeline.selection_input import distinct_problems, selection_problem
 from convoy.plan import Plan
-from convoy.problem import Problem
+from convoy.problem import Problem, SubgraphProblem
 from convoy.progress import shown
 from convoy.selection import SelectionProblem, solve
 from convoy.settings import Effort, Numerics, Settings
@@ -89,7 +90,8 @@ def portable_plan(net: Net, settings: Settings, deadline: Deadline | None = None
     for problem in distinct_problems(net.regions, net.copies):
         rows[problem.key] = [row for row in rows.get(problem.key, ()) if not _calls_torch(problem, row)]
         if not rows[problem.key]:
-            rows[problem.key] = _estimates(problem, engines, net.target)
+            able = [*engines, load_engine(BASELINE)] if device == "cuda" and launches_no_kernel(problem) else engines
+            rows[problem.key] = _estimates(problem, able, net.target)
     choices = _selection_problem(net, rows)
     covered = {node for candidate in choices.candidates for node in choices.regions[candidate.region].nodes}
     missing = [name for name in choices.nodes if name not in covered]
@@ -102,6 +104,14 @@ def portable_plan(net: Net, settings: Settings, deadline: Deadline | None = None
             "portable", net.name, "layers that Convoy's own kernels compute together", str(error)
         ) from error
     return make_plan(net, Choice(choices, selection, {}), own, [PREDICTED])
+
+
+def launches_no_kernel(problem: Problem) -> bool:
+    """Whether PyTorch launches no kernel for it: a view of a dense value is the same memory or a copy of it."""
+    if not isinstance(problem, SubgraphProblem) or problem.layout != "nchw":
+        return False
+    nodes = parse_subgraph(problem.text).nodes
+    return bool(nodes) and all(node.op == "aten.view.default" for node in nodes)
 
 
 def _calls_torch(problem: Problem, row: Measurement) -> bool:

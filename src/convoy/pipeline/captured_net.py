@@ -31,7 +31,8 @@ def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: 
         net = capture_net(name, isolated.model, isolated.args, isolated.kwargs, settings, target, run=True)
     trial = isolated.another()
     if net.captured.was_run:  # a run that changed an attribute would not have been recorded
-        check_repeats(trial, isolated, target.device)
+        with phase("capture", "repeat the call"):
+            check_repeats(trial, isolated, target.device)
         return net
     before = AttributeSnapshot(trial.model)
     with phase("capture", "output strides"):
@@ -39,10 +40,11 @@ def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: 
         strides = _strides(net.captured, made)
     # The exporter puts attributes back, so a run is looked at.
     told, leftovers = "", CallLeftovers()
-    if before.has_changed():
-        told, leftovers = check_attributes(isolated, target.device)
-    elif made is not None:
-        check_repeats(trial, isolated, target.device, made)
+    with phase("capture", "repeat the call"):
+        if before.has_changed():
+            told, leftovers = check_attributes(isolated, target.device)
+        elif made is not None:
+            check_repeats(trial, isolated, target.device, made)
     if told:
         warn_user(told)
     notes = (*net.captured.notes, *filter(None, [told]))

@@ -41,7 +41,7 @@ def ceilings_of(target: Target, settings: Settings, deadline: Deadline = NO_DEAD
     Returns:
         None if they are not known, and measuring them does not fit in memory.
     """
-    brief = _is_brief(settings.effort, deadline)
+    brief = is_brief(settings.effort, deadline)
     with phase("roofline ceilings"):
         found = find_peaks(target, settings.db, brief=brief)
         if found is None:
@@ -51,7 +51,8 @@ def ceilings_of(target: Target, settings: Settings, deadline: Deadline = NO_DEAD
     return found
 
 
-def _is_brief(effort: Effort, deadline: Deadline) -> bool:
+def is_brief(effort: Effort, deadline: Deadline) -> bool:
+    """Whether a call is to answer soon: at effort `none`, and where less than `PATIENT_FROM_S` is left."""
     return effort is Effort.NONE or deadline.left_s < PATIENT_FROM_S
 
 
@@ -64,7 +65,7 @@ def measure_ceilings(target: Target, effort: Effort = Effort.QUICK, deadline: De
     """
     refresh_memory_limit()
     try:
-        found = peaks(target, brief=_is_brief(effort, deadline))
+        found = peaks(target, brief=is_brief(effort, deadline))
     except Exception as error:  # everything: out of memory has several types; any other error is raised again
         if not is_out_of_memory(error):
             raise

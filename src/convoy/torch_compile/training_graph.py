@@ -22,7 +22,9 @@ from convoy.graph.randomness import draws_random
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
+from convoy.pipeline.ceilings import is_brief
 from convoy.pipeline.check import end_to_end
+from convoy.pipeline.check.cudnn_search import cudnn_search
 from convoy.pipeline.check.rounding import InputPerturbation, fixed_seed, unit_roundoff
 from convoy.pipeline.check.rounding_bound import allowed_baseline
 from convoy.pipeline.check.verify_predicted import rebuild_until_verified
@@ -109,7 +111,8 @@ class TracedGraph:
     def _tune(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
         deadline = Deadline(self._settings.time_s)
         try:
-            with shown(self._settings.progress) as display, preserve_global_state(), without_modes():
+            search = cudnn_search(args[0].device, brief=is_brief(self._settings.effort, deadline))
+            with shown(self._settings.progress) as display, preserve_global_state(), without_modes(), search:
                 watch = partial(_tell, display, self._name)
                 with profiled(profile_of_pass(self._settings, self._name)):
                     captured = capture_traced(self._module, args)

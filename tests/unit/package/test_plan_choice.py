@@ -8,8 +8,8 @@ import pytest
 
 from convoy.engines.library.cudnn import calls_torch
 from convoy.errors import InputError
-from convoy.package.plan_choice import own_engines
-from convoy.problem import ConvProblem, Epilogue, Knobs
+from convoy.package.plan_choice import launches_no_kernel, own_engines
+from convoy.problem import ConvProblem, Epilogue, Knobs, Problem, SubgraphProblem
 from convoy.settings import Settings
 
 PLAIN = ConvProblem(1, 64, 56, 56, 64, 3, 3, 1, 1)
@@ -40,3 +40,21 @@ def test_the_users_engines_hold() -> None:
 )
 def test_what_is_left_to_pytorch_keeps_a_plan_out(epilogue: Epilogue, fused: bool, calls: bool) -> None:
     assert calls_torch(replace(PLAIN, epilogue=epilogue), Knobs.of(plan="eng1", fused=fused)) == calls
+
+
+_VIEW = "%v1: fp32[2,2048] = aten.view.default(%v0, (2, 2048))\n"
+_RELU = "%v1: fp32[2,32,8,8] = aten.relu.default(%v0)\n"
+
+
+@pytest.mark.parametrize(
+    ("problem", "none"),
+    [
+        (SubgraphProblem(f"graph 1\ninput %v0: fp32[2,32,8,8]\n{_VIEW}return %v1\n", "nchw", 1, "view"), True),
+        (SubgraphProblem(f"graph 1\ninput %v0: fp32[2,32,8,8]\n{_VIEW}return %v1\n", "nhwc", 1, "view"), False),
+        (SubgraphProblem(f"graph 1\ninput %v0: fp32[2,32,8,8]\n{_RELU}return %v1\n", "nchw", 1, "relu"), False),
+        (PLAIN, False),
+    ],
+)
+def test_a_view_of_dense_values_needs_no_kernel(problem: Problem, none: bool) -> None:
+    """In channels_last it moves every element, so it does."""
+    assert launches_no_kernel(problem) == none

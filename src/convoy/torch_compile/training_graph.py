@@ -16,15 +16,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from convoy.capture import Captured, capture_traced, captured_function, to_double
 from convoy.deadline import Deadline
 from convoy.engines.group_norm_backward import GroupNormGuard
-from convoy.engines.torch_flags import convolutions
 from convoy.errors import SelectionError
 from convoy.graph.randomness import draws_random
 from convoy.measurement.device.memory_limit import memory_limited
+from convoy.measurement.device.stock_convolutions import first_answer_wanted, stock_convolutions
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
 from convoy.pipeline.ceilings import is_brief
 from convoy.pipeline.check import end_to_end
-from convoy.pipeline.check.cudnn_search import cudnn_search
 from convoy.pipeline.check.rounding import InputPerturbation, fixed_seed, unit_roundoff
 from convoy.pipeline.check.rounding_bound import allowed_baseline
 from convoy.pipeline.check.verify_predicted import rebuild_until_verified
@@ -111,8 +110,8 @@ class TracedGraph:
     def _tune(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
         deadline = Deadline(self._settings.time_s)
         try:
-            search = cudnn_search(args[0].device, brief=is_brief(self._settings.effort, deadline))
-            with shown(self._settings.progress) as display, preserve_global_state(), without_modes(), search:
+            soon = first_answer_wanted(is_brief(self._settings.effort, deadline))
+            with shown(self._settings.progress) as display, preserve_global_state(), without_modes(), soon:
                 watch = partial(_tell, display, self._name)
                 with profiled(profile_of_pass(self._settings, self._name)):
                     captured = capture_traced(self._module, args)
@@ -153,7 +152,7 @@ class TracedGraph:
             searching = deadline.earlier(CHECK_SHARE * deadline.left_s) if deadline.is_limited else deadline
             found = measure(net, self._settings, database, watch, deadline=searching)
             # Not before: among a forward pass's results are all activations that the backward pass reads.
-            with torch.no_grad(), convolutions("as_torch", args[0].device):
+            with torch.no_grad(), stock_convolutions(args[0].device):
                 exact, theirs = self._reference(captured, args)
                 stock = end_to_end.errors_against(theirs, exact)
             build = partial(
@@ -201,7 +200,7 @@ class TracedGraph:
         self, run: Runnable, args: list[torch.Tensor], exact: list[torch.Tensor], stock: end_to_end.OutputErrors
     ) -> str:
         """Why results are wrong; empty if they are as near to the reference as PyTorch's own may be."""
-        with torch.no_grad(), convolutions("as_torch", args[0].device), fixed_seed():
+        with torch.no_grad(), stock_convolutions(args[0].device), fixed_seed():
             ours = end_to_end.errors_against(end_to_end.float_outputs(run(args)), exact)
             unit, numerics = self._unit(cuda=args[0].is_cuda), self._settings.numerics
             allowed = allowed_baseline(ours, stock, numerics, unit, lambda: self._rounded(args))
@@ -219,7 +218,7 @@ class TracedGraph:
         ways = self._ways(program)
 
         def why_wrong() -> str:
-            with torch.no_grad(), convolutions("as_torch", args[0].device):
+            with torch.no_grad(), stock_convolutions(args[0].device):
                 exact, theirs = self._reference(net.captured, args)
                 stock = end_to_end.errors_against(theirs, exact)
             return self._why_wrong(ways["convoy"], args, exact, stock)
@@ -231,7 +230,7 @@ class TracedGraph:
         """The plan launch by launch, or on a GPU as one graph between copies, whichever the clock prefers; and why it is slow."""
         runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: self._stock(args)}
         runs |= {name: (lambda way=way: way(args)) for name, way in ways.items()}
-        with torch.no_grad(), convolutions("as_torch", args[0].device):
+        with torch.no_grad(), stock_convolutions(args[0].device):
             timed = end_to_end.interleave(runs, cuda=args[0].is_cuda, most_s=deadline.left_s)
         best = min(ways, key=lambda name: timed[name].median_ms)
         faster = end_to_end.is_faster(timed[best], timed["torch.eager"])

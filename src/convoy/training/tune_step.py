@@ -14,8 +14,8 @@ from torch import nn
 from convoy import plan as plans
 from convoy.deadline import Deadline
 from convoy.errors import CaptureError, InputError, SelectionError
+from convoy.measurement.device.stock_convolutions import first_answer_wanted
 from convoy.pipeline.ceilings import is_brief
-from convoy.pipeline.check.cudnn_search import cudnn_search
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.observer import Observer
 from convoy.pipeline.profile_output import profiled
@@ -170,7 +170,7 @@ def tune_training_step(
         shown(settings.progress and observer is None) as watch,
         preserve_global_state(),  # copies are run and numbers are drawn, which training must not notice
         profiled(settings) as recorder,
-        cudnn_search(device, brief=is_brief(settings.effort, deadline)),
+        first_answer_wanted(is_brief(settings.effort, deadline)),
         torch.inference_mode(False),
         torch.autocast(device.type, enabled=False),
     ):

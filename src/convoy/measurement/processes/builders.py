@@ -150,6 +150,13 @@ class BuilderPool:
         with self._changed:
             return self._closed or self._pending.isdisjoint(_keys(request))
 
+    def dismiss(self) -> None:
+        """Tell the builders to end if no build is left to them; waits for nothing. Later builds are the caller's."""
+        with self._changed:
+            workers = [] if self._pending else list(self._workers.values())
+        for worker in workers:
+            worker.terminate()
+
     def close(self) -> None:
         """End all builders."""
         with self._changed:

@@ -6,15 +6,18 @@ another, a second or more each. The builders fill the caches on disk before this
 
 from __future__ import annotations
 
+import importlib
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from statistics import median_low
 from types import TracebackType
 from typing import Final, Self
 
 from convoy.engines.manifest import load_engine
-from convoy.measurement.processes.builder_servers import BuilderServers
+from convoy.measurement.processes.builder_servers import INDUCTOR, BuilderServers
 from convoy.measurement.processes.builders import JOBS_PER_BUILDER, BuilderPool, builder_pools
 from convoy.measurement.processes.threaded_builds import BegunBuilds, BuildItem
 from convoy.measurement.processes.worker_server import can_fork
@@ -64,6 +67,7 @@ class ParallelCompile:
         self._begun_elsewhere = False
         self._took: dict[str, list[float]] = {}
         self._begun_build: tuple[str, float] = "", 0.0
+        self._importing: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +77,8 @@ class ParallelCompile:
     ) -> None:
         for pool in self._pools:
             pool.close()
+        if self._importing is not None:
+            self._importing.join()
 
     def begin(self, wanted: Sequence[BuildItem]) -> None:
         """Begin to compile in other processes, while the caller does something else.
@@ -91,6 +97,9 @@ class ParallelCompile:
                 begun = requests[pool.on_device][::-1]  # this process will start with the first
                 pool.submit(begun)
                 self._begun_elsewhere = True
+                if pool.on_device and self._importing is None:
+                    self._importing = threading.Thread(target=_import_inductor, daemon=True)
+                    self._importing.start()
 
     def _all_pools(self) -> list[BuilderPool]:
         if not self._pools:
@@ -115,9 +124,14 @@ class ParallelCompile:
         Returns:
             Whether it was worth it, and was done.
         """
+        if self._importing is not None:
+            self._importing.join()
         if self._begun_elsewhere:
             for problem, config in wanted[:1]:
                 self._wait_or_withdraw(Request(problem, (config,), 1))
+            if len(wanted) == 1:  # builders take a second to end, which the caller's next work hides
+                for pool in self._pools:
+                    pool.dismiss()
             return False
         left_s = max(each_s * len(wanted), self._left_s(wanted))
         if not self._allowed or left_s < WORTHWHILE_S:
@@ -155,3 +169,10 @@ class ParallelCompile:
         return sum(
             count * median_low(self._took[name]) for name, count in left.items() if len(self._took.get(name, ())) > 1
         )
+
+
+def _import_inductor() -> None:
+    """Import PyTorch's compiler, which this process loads the built code with, while it waits for the GPU."""
+    for name in INDUCTOR:
+        with suppress(Exception):  # whatever it is, the build that needs the compiler meets it again
+            importlib.import_module(name)

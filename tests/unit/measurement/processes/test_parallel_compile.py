@@ -1,6 +1,7 @@
 """Compiling ahead: in other processes, only where it is worth their start, and only where processes are allowed."""
 
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -89,6 +90,8 @@ def test_builds_that_need_the_gpu_begin_as_well(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     monkeypatch.setattr(parallel_compile, "FEWEST_CORES", 1)
     monkeypatch.setattr(builders, "usable_cores", lambda: 3)
+    monkeypatch.setattr(parallel_compile, "INDUCTOR", ("no.such.module", "colorsys"))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     settings = replace(SETTINGS, engines=engines.extra(engines.DeviceBuilder, engines.Builder))
     on_device = [(PROBLEM, replace(config, engine="device-builder")) for _, config in MANY]
     with ParallelCompile(replace(CUDA, memory_bytes=1 << 40), settings) as pools:  # with memory for two contexts
@@ -100,6 +103,13 @@ def test_builds_that_need_the_gpu_begin_as_well(tmp_path, monkeypatch):
         hidden, visible = pools._pools
         assert not hidden._threads
         assert visible._server is not None  # which sees no GPU, and whose workers do
+        pools.build(on_device[:2], each_s=0.0)
+        workers = list(visible._workers.values())
+        assert any(worker._process.poll() is None for worker in workers)
+        pools.build(on_device[:1], each_s=0.0)  # the caller's last
+        for worker in workers:
+            worker._process.wait(20.0)
+    assert "colorsys" in sys.modules  # as PyTorch's compiler is, which the caller needs next
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,10 @@ def measured(
         env=environment,
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
+    if done.returncode:
+        raise SystemExit(f"{net}: {(done.stderr.strip().splitlines() or ['no error was printed'])[-1]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

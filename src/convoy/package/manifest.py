@@ -172,6 +172,12 @@ def read_manifest(archive: PackageArchive) -> Manifest:
     if named != archive.members.keys():
         other = min(named ^ archive.members.keys())
         raise PackageError(f"{where}.sums", other, "exactly the members of the archive")
+    functions = [kernel.function for kernel in found.kernels]
+    twice = [name for index, name in enumerate(functions) if name in functions[:index]]
+    if twice and found.cuda is None:  # for a GPU each kernel is looked up in an object of its own
+        raise PackageError(
+            f"{where}.kernels", twice[0], "each function of the library once", "Export the package again."
+        )
     used = [found.weights, *(kernel.source for kernel in found.kernels), *([found.library] if found.library else [])]
     used += [name for program in found.programs for name in asdict(program).values()]
     for name in used:

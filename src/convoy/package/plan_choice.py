@@ -90,7 +90,7 @@ def portable_plan(net: Net, settings: Settings, deadline: Deadline | None = None
     for problem in distinct_problems(net.regions, net.copies):
         rows[problem.key] = [row for row in rows.get(problem.key, ()) if not _calls_torch(problem, row)]
         if not rows[problem.key]:
-            able = [*engines, load_engine(BASELINE)] if device == "cuda" and launches_no_kernel(problem) else engines
+            able = [*engines, load_engine(BASELINE)] if launches_no_kernel(problem) else engines
             rows[problem.key] = _estimates(problem, able, net.target)
     choices = _selection_problem(net, rows)
     covered = {node for candidate in choices.candidates for node in choices.regions[candidate.region].nodes}
@@ -106,12 +106,15 @@ def portable_plan(net: Net, settings: Settings, deadline: Deadline | None = None
     return make_plan(net, Choice(choices, selection, {}), own, [PREDICTED])
 
 
+_VIEWS: Final = ("aten.view.default", "aten._unsafe_view.default")
+
+
 def launches_no_kernel(problem: Problem) -> bool:
-    """Whether PyTorch launches no kernel for it: a view of a dense value is the same memory or a copy of it."""
+    """Whether PyTorch launches no kernel: a view of a dense value is the same memory. A package has it, or a copy of it."""
     if not isinstance(problem, SubgraphProblem) or problem.layout != "nchw":
         return False
     nodes = parse_subgraph(problem.text).nodes
-    return bool(nodes) and all(node.op == "aten.view.default" for node in nodes)
+    return bool(nodes) and all(node.op in _VIEWS for node in nodes)
 
 
 def _calls_torch(problem: Problem, row: Measurement) -> bool:

@@ -16,13 +16,16 @@ import torch
 
 from convoy import plan as plans
 from convoy.capture import Captured
+from convoy.engines.cpu import cpu_layout
 from convoy.engines.cpu.native_launch import KernelSource, Native, NativeExecutable
+from convoy.engines.manifest import BASELINE
 from convoy.errors import InputError
 from convoy.graph.text import print_graph
 from convoy.package.archive import Content, write_archive
 from convoy.package.kernels import CompiledKernels, compile_kernels, needs_here, source_member
 from convoy.package.manifest import MANIFEST, Manifest, PackedKernel, ProgramMembers, manifest_bytes
 from convoy.package.packed_tensors import PackedTensors
+from convoy.package.plan_choice import launches_no_kernel
 from convoy.package.program_file import (
     Launch,
     PackedProgram,
@@ -65,17 +68,23 @@ class _Contents:
 
     Attributes:
         tensors: weights and other constants.
-        kernels: in the manifest's order.
+        kernels: in the manifest's order, each function with a name of its own.
+        known: index of each kernel.
     """
 
     tensors: PackedTensors = field(default_factory=PackedTensors)
     kernels: list[KernelSource] = field(default_factory=list[KernelSource])
+    known: dict[KernelSource, int] = field(default_factory=dict[KernelSource, int])
 
     def kernel(self, kernel: KernelSource) -> int:
-        """The index of a kernel."""
-        if kernel not in self.kernels:
-            self.kernels.append(kernel)
-        return self.kernels.index(kernel)
+        """The index of a kernel. They become one library, so a function whose name is taken gets another one."""
+        if kernel not in self.known:
+            index = self.known[kernel] = len(self.kernels)
+            taken = {one.function for one in self.kernels}
+            name = kernel.function if kernel.function not in taken else f"{kernel.function}_{index}"
+            renaming = () if name == kernel.function else (f"-D{kernel.function}={name}",)
+            self.kernels.append(replace(kernel, function=name, flags=(*kernel.flags, *renaming)))
+        return self.known[kernel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +220,20 @@ def _step(step: BoundStep, captured: Captured, region: Region | None, contents: 
         names = tuple(contents.tensors.name(one) if isinstance(one, torch.Tensor) else one for one in step.constants)
         return PackedStep(step.args, step.results, names, True, _launch(step, native, contents))
     names = tuple(contents.tensors.name(captured.constants[name]) for name in (region.constants if region else ()))
-    return PackedStep(step.args, step.results, names, False, None)
+    return PackedStep(step.args, step.results, names, False, _copy(step, region, contents))
+
+
+def _copy(step: BoundStep, region: Region | None, contents: _Contents) -> Launch | None:
+    """PyTorch's view of a dense value as a copy, by the kernel that changes memory formats; None for any other step."""
+    viewed = region is not None and any(
+        launches_no_kernel(problem) for problem in region.problems if problem.key == step.step.problem
+    )
+    count = step.specs[0].elements
+    value_bytes = step.specs[0].size_bytes // max(count, 1)
+    if not viewed or step.step.config.engine != BASELINE or not count or value_bytes not in cpu_layout.SIZES:
+        return None
+    one_channel = 1, 1, count, 1, value_bytes, torch.get_num_threads()
+    return Launch(contents.kernel(cpu_layout.kernel(value_bytes)), one_channel, (), (("arg", 0), ("result", 0)))
 
 
 def _is_packable(constant: object) -> bool:

@@ -12,7 +12,10 @@ from torch import nn
 
 import convoy
 from convoy.engines.compilers import host_compiler
+from convoy.engines.cpu.native_launch import KernelSource
 from convoy.errors import InputError, PlanError
+from convoy.package.kernels import compile_kernels, load_library
+from convoy.package.write import _Contents
 from convoy.pipeline.replay.load import load
 from tests.unit.package.conftest import Block, Mixed, X, seeded, stock
 from tests.unit.pipeline.untimed import plans_kept
@@ -44,6 +47,29 @@ def test_a_package_gives_the_bits_of_the_program_that_was_exported(tmp_path: Pat
     assert not fast.plan.baseline
     path = convoy.export(fast, tmp_path / "net.convoy")
     assert torch.equal(convoy.open(path)(X), fast(X))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_a_package_of_another_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    model, x = seeded(Block).to(dtype), X.to(dtype)
+    path = convoy.export(model, tmp_path / "net.convoy", (x,), settings=NONE)
+    for trust in (False, True):
+        torch.testing.assert_close(convoy.open(path, trust=trust)(x).double(), stock(Block, X), rtol=5e-2, atol=5e-2)
+
+
+def test_functions_of_one_name_stay_apart_in_a_library(tmp_path: Path) -> None:
+    """Two sources may name their functions alike, as those of `cpu.direct` and `cpu.direct_bf16` do."""
+    contents, sources = _Contents(), []
+    for factor in (2, 3):
+        source = tmp_path / f"by{factor}.c"
+        source.write_text(f"#include <stdint.h>\nint64_t NAME(int64_t x) {{ return {factor} * x; }}\n")
+        sources.append(KernelSource((source,), ("-DNAME=convoy_times",), "test", "convoy_times"))
+    assert [contents.kernel(source) for source in [*sources, sources[0]]] == [0, 1, 0]
+    names = [kernel.function for kernel in contents.kernels]
+    compiled = compile_kernels(contents.kernels)
+    assert len(compiled.sources) == 3  # team.c too
+    library = load_library(memoryview(compiled.code))
+    assert [library[name](7) for name in names] == [14, 21]
 
 
 def test_a_saved_plan_is_exported(tmp_path: Path) -> None:

@@ -97,6 +97,16 @@ def test_another_version_is_refused(damaged: Path, libconvoy: Libconvoy) -> None
     refused(damaged, libconvoy, codes.OTHER_VERSION, "got 2, expected version 1")
 
 
+def test_a_function_that_stands_for_two_kernels_is_refused(damaged: Path, libconvoy: Libconvoy) -> None:
+    """Packages for bf16 once had such libraries: one kernel ran with the sizes of the other."""
+
+    def change(data: Any) -> None:
+        data["kernels"][1]["function"] = data["kernels"][0]["function"]
+
+    rewritten(damaged, "manifest.json", change)
+    refused(damaged, libconvoy, codes.DAMAGED, "each function of the library once")
+
+
 def test_code_for_another_machine_does_not_run(damaged: Path, libconvoy: Libconvoy) -> None:
     changes = ({"machine": "riscv64"}, {"flags": ["avx1024"]}, {"system": "plan9"})
     for change in changes:

@@ -67,6 +67,35 @@ def test_resnet18_gives_the_bits_of_python(libconvoy: Libconvoy, tmp_path: Path)
         torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_views_of_whole_values_are_copies(
+    libconvoy: Libconvoy, tmp_path: Path, memory_format: torch.memory_format
+) -> None:
+    """What is flattened, or becomes images, belongs to no kernel; several pixels each."""
+    x = X.contiguous(memory_format=memory_format)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(780, 32),
+            nn.Unflatten(1, (2, 4, 4)),
+            nn.Conv2d(2, 3, 3),
+        ).eval()
+    path = convoy.export(net, tmp_path / "net.convoy", (x,), portable=True, settings=convoy.Settings(effort="none"))
+    y = torch.empty(2, 3, 2, 2)
+    with libconvoy.opened(path) as opened:
+        y = y.contiguous(
+            memory_format=torch.channels_last if opened.info("output", 0)[2] == 1 else torch.contiguous_format
+        )
+        assert opened.run([x], [y]) == 0
+    with torch.no_grad():
+        torch.testing.assert_close(y, net(x), rtol=1e-4, atol=1e-5)
+        for trust in (False, True):
+            torch.testing.assert_close(convoy.open(path, trust=trust)(x), net(x), rtol=1e-4, atol=1e-5)
+
+
 def test_channels_last_inputs_are_told(libconvoy: Libconvoy, tmp_path: Path) -> None:
     x = X.contiguous(memory_format=torch.channels_last)
     path = convoy.export(

@@ -154,6 +154,8 @@ static convoy_status find_kernels(package *p, const char *path) {
         const json *function = json_get(one, "function", JSON_TEXT);
         void *found = function ? dlsym(p->library, function->text) : NULL;
         if (!found) return damaged(path, "its library lacks a kernel");
+        for (int i = 0; i < p->kernel_count; i++)
+            if (!memcmp(p->kernels + i, &found, sizeof found)) return damaged(path, "its manifest names a kernel twice");
         memcpy(p->kernels + p->kernel_count++, &found, sizeof found); /* ISO C has no cast between them */
     }
     struct {

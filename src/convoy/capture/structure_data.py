@@ -1,7 +1,8 @@
-"""Structures as JSON: how a packaged net's arguments and results nest. Only containers and constants of Python itself."""
+"""Structures as JSON: how a packaged net's arguments and results nest, in containers of Python itself and of PyTorch."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, Final, cast
 
 import torch
@@ -16,6 +17,12 @@ MOST_LEAVES: Final = 10_000
 _CONSTANTS: Final = (bool, int, float, str, type(None))
 
 
+_DICTS: Final[dict[type, str]] = {dict: "dict", OrderedDict: "ordered_dict"}
+
+_RETURN_TYPES: Final[dict[str, type]] = {kind.__name__: kind for kind in torch.return_types.all_return_types}
+"""Named tuples of PyTorch's operators, such as `topk`'s."""
+
+
 class _Tensor:
     """Stands for a tensor among nested containers."""
 
@@ -26,8 +33,9 @@ _TENSOR: Final = _Tensor()
 def structure_data(structure: Structure, what: str) -> Any:
     """A structure as JSON types.
 
-    A tensor is `"tensor"`; the rest are `["tuple", ...]`, `["list", ...]`, `["dict", [key, value], ...]`, `["none"]` and
-    `["constant", value]`. A `torch.Size` is a tuple.
+    A tensor is `"tensor"`; the rest are `["tuple", ...]`, `["list", ...]`, `["dict", [key, value], ...]`, the same with
+    `ordered_dict`, `["return_type", name, ...]` for one of `torch.return_types`, `["none"]` and `["constant", value]`. A
+    `torch.Size` is a tuple.
 
     Raises:
         InputError: naming `what`, for containers and constants of other types.
@@ -64,12 +72,15 @@ def _data(value: object, what: str) -> Any:
     if type(value) in (tuple, list):
         items = cast("tuple[object, ...] | list[object]", value)
         return [type(items).__name__, *(_data(item, what) for item in items)]
-    if isinstance(value, dict) and type(cast("object", value)) is dict:
+    if _RETURN_TYPES.get(type(value).__name__) is type(value):
+        return ["return_type", type(value).__name__, *(_data(item, what) for item in cast("tuple[object, ...]", value))]
+    kind = _DICTS.get(type(value))
+    if kind is not None:
         pairs = cast("dict[object, object]", value)
         if all(isinstance(key, str) for key in pairs):
-            return ["dict", *([key, _data(item, what)] for key, item in pairs.items())]
+            return [kind, *([key, _data(item, what)] for key, item in pairs.items())]
     todo = "Return tuples, lists or dicts with texts as keys: a package holds nothing else."
-    raise InputError(what, type(cast("object", value)).__name__, "a tuple, list or dict", todo)
+    raise InputError(what, type(value).__name__, "a tuple, list or dict", todo)
 
 
 def _is_plain(nested: Any) -> bool:
@@ -95,10 +106,14 @@ def _nested(data: object, what: str, error: type[InputError], depth: int) -> Any
     if kind in ("tuple", "list"):
         found = [_nested(item, what, error, depth + 1) for item in items]
         return tuple(found) if kind == "tuple" else found
-    if kind == "dict" and all(map(_is_pair, items)):
+    if kind == "return_type" and items and isinstance(items[0], str) and items[0] in _RETURN_TYPES:
+        made = [_nested(item, what, error, depth + 1) for item in items[1:]]
+        if len(made) == cast("Any", _RETURN_TYPES[items[0]]).n_sequence_fields:
+            return _RETURN_TYPES[items[0]](made)
+    if kind in _DICTS.values() and all(map(_is_pair, items)):
         named: dict[str, Any] = {pair[0]: _nested(pair[1], what, error, depth + 1) for pair in items}
         if len(named) == len(items):
-            return named
+            return OrderedDict(named) if kind == "ordered_dict" else named
     raise error(what, cast("object", data), "a structure of tensors")
 
 

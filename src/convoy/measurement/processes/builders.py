@@ -28,6 +28,7 @@ from convoy.measurement.processes.worker_server import WorkerServer, can_fork
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig
 from convoy.target import Target, usable_cores
+from convoy.tuning_profile import phase
 
 MAX_BUILDERS: Final = 16
 """Each builder imports torch (about 0.5 GB of memory); a search requests hundreds of builds at a time, one second each."""
@@ -188,10 +189,13 @@ class BuilderPool:
         worker: WorkerProcess | None = None
         while (job := self._jobs.get()) is not None:
             try:
-                worker = worker or self._start(index)
+                if worker is None:
+                    with phase("builder", "start"):
+                        worker = self._start(index)
                 if worker is not None and self._begins(job):
-                    worker.send(job.message)
-                    worker.receive(job.limit_s)
+                    with phase("builder", job.key[1].engine):
+                        worker.send(job.message)
+                        worker.receive(job.limit_s)
             except (TimeoutError, WorkerEndedError):
                 self._end(index)
                 worker = None

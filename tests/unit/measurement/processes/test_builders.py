@@ -7,6 +7,7 @@ from convoy.measurement.processes.child import ChildRunner
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
+from convoy.tuning_profile import recorded_profile
 from tests.unit.measurement import faulty_engines as engines
 
 PROBLEM = LinearProblem(2, 8, 4, epilogue=Epilogue(bias=True))
@@ -36,6 +37,17 @@ def test_candidates_are_built_once_elsewhere_and_crashes_are_left_to_the_clock(t
     finally:
         pool.close()
         pool.close()
+
+
+def test_the_profile_has_each_builders_start_and_builds(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVOY_TEST_BUILDS", str(tmp_path))
+    with recorded_profile() as recorder:
+        pool = BuilderPool(detect_target("cpu"), ENTRIES, timeout_s=20.0, most=1)
+        pool.submit([request(1, 2)])
+        pool.wait(request(1, 2))
+        pool.close()
+    spans = [(span.phase, span.detail) for span in recorder.profile().spans if span.thread != 0]
+    assert spans == [("builder", "start"), ("builder", "builder"), ("builder", "builder")]
 
 
 def test_a_closed_pool_keeps_nobody_waiting():

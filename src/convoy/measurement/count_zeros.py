@@ -10,9 +10,9 @@ from torch.nn.functional import max_pool2d
 
 from convoy.engines.activation_sparsity import BLOCK, TILE, SparsityShares
 from convoy.engines.interpret import compile_graph
+from convoy.engines.torch_flags import convolutions
 from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol, Value
 from convoy.graph.rebuild import rebuild
-from convoy.measurement.device.stock_convolutions import stock_convolutions
 from convoy.problem import TensorSpec
 from convoy.typed_torch import split
 
@@ -54,7 +54,7 @@ def zero_shares(
         nodes += (node, *behind.get(node.name, ()))
     probe = rebuild(graph.inputs, tuple(counts), values, nodes)
     held = [constants[value.name] for value in probe.constants()]
-    with stock_convolutions(inputs[0].device):  # PyTorch caches the cuDNN plans of these first calls
+    with convolutions("as_torch", inputs[0].device):  # PyTorch caches the cuDNN plans of these first calls
         found = iter(compile_graph(probe)(inputs, held))
     return {
         name: SparsityShares(*(1 - int(next(found)) / whole for whole in _totals(graph.values[name].spec.shape)))

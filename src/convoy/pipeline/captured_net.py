@@ -9,7 +9,7 @@ import torch
 from convoy.capture import Captured
 from convoy.capture.state.attribute_snapshot import AttributeSnapshot
 from convoy.capture.state.call_leftovers import CallLeftovers
-from convoy.measurement.device.stock_convolutions import stock_convolutions
+from convoy.engines.torch_flags import convolutions
 from convoy.pipeline.check.call_state import check_attributes, check_repeats
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.isolation import IsolatedCopy
@@ -55,7 +55,7 @@ def _stock_run(isolated: IsolatedCopy, device: str) -> list[torch.Tensor] | None
     """The model's own outputs; None if it cannot be run."""
     args, kwargs = isolated.arguments()
     try:
-        with torch.no_grad(), fixed_seed(), stock_convolutions(torch.device(device)):
+        with torch.no_grad(), fixed_seed(), convolutions("as_torch", torch.device(device)):
             return list(tensors_of(isolated.model(*args, **kwargs)))
     except Exception:  # out of memory, or an error of the user's code: the end-to-end check reports it
         return None

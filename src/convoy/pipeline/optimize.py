@@ -17,7 +17,7 @@ from convoy.dynamic.read_dynamic import read_dynamic
 from convoy.dynamic.tune_sizes import tune_sizes
 from convoy.engines.competition import competing_engines
 from convoy.errors import CaptureError
-from convoy.measurement.device.stock_convolutions import first_answer_wanted
+from convoy.measurement.device.cudnn_search import cudnn_search
 from convoy.pipeline.by_parts.parts import PartsJob, optimize_parts
 from convoy.pipeline.ceilings import is_brief
 from convoy.pipeline.check.rounding import fixed_seed
@@ -135,7 +135,7 @@ def optimize_model(
         shown(options.progress and observer is None) as display,
         preserve_global_state(),
         profiled(options) as recorder,
-        first_answer_wanted(is_brief(options.effort, deadline)),
+        cudnn_search(device_of(stock, given, named), allowed=not is_brief(options.effort, deadline)),
     ):
         result = _tuned(stock, given, named, checked_name(name, stock), options, observer or display, deadline)
     result = dataclasses.replace(result, profile=recorder.profile())

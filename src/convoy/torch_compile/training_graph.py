@@ -16,10 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from convoy.capture import Captured, capture_traced, captured_function, to_double
 from convoy.deadline import Deadline
 from convoy.engines.group_norm_backward import GroupNormGuard
+from convoy.engines.torch_flags import convolutions
 from convoy.errors import SelectionError
 from convoy.graph.randomness import draws_random
+from convoy.measurement.device.cudnn_search import cudnn_search
 from convoy.measurement.device.memory_limit import memory_limited
-from convoy.measurement.device.stock_convolutions import first_answer_wanted, stock_convolutions
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
 from convoy.pipeline.ceilings import is_brief
@@ -110,8 +111,8 @@ class TracedGraph:
     def _tune(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
         deadline = Deadline(self._settings.time_s)
         try:
-            soon = first_answer_wanted(is_brief(self._settings.effort, deadline))
-            with shown(self._settings.progress) as display, preserve_global_state(), without_modes(), soon:
+            search = cudnn_search(args[0].device.type, allowed=not is_brief(self._settings.effort, deadline))
+            with shown(self._settings.progress) as display, preserve_global_state(), without_modes(), search:
                 watch = partial(_tell, display, self._name)
                 with profiled(profile_of_pass(self._settings, self._name)):
                     captured = capture_traced(self._module, args)
@@ -152,7 +153,7 @@ class TracedGraph:
             searching = deadline.earlier(CHECK_SHARE * deadline.left_s) if deadline.is_limited else deadline
             found = measure(net, self._settings, database, watch, deadline=searching)
             # Not before: among a forward pass's results are all activations that the backward pass reads.
-            with torch.no_grad(), stock_convolutions(args[0].device):
+            with torch.no_grad(), convolutions("as_torch", args[0].device):
                 exact, theirs = self._reference(captured, args)
                 stock = end_to_end.errors_against(theirs, exact)
             build = partial(
@@ -200,7 +201,7 @@ class TracedGraph:
         self, run: Runnable, args: list[torch.Tensor], exact: list[torch.Tensor], stock: end_to_end.OutputErrors
     ) -> str:
         """Why results are wrong; empty if they are as near to the reference as PyTorch's own may be."""
-        with torch.no_grad(), stock_convolutions(args[0].device), fixed_seed():
+        with torch.no_grad(), convolutions("as_torch", args[0].device), fixed_seed():
             ours = end_to_end.errors_against(end_to_end.float_outputs(run(args)), exact)
             unit, numerics = self._unit(cuda=args[0].is_cuda), self._settings.numerics
             allowed = allowed_baseline(ours, stock, numerics, unit, lambda: self._rounded(args))
@@ -218,7 +219,7 @@ class TracedGraph:
         ways = self._ways(program)
 
         def why_wrong() -> str:
-            with torch.no_grad(), stock_convolutions(args[0].device):
+            with torch.no_grad(), convolutions("as_torch", args[0].device):
                 exact, theirs = self._reference(net.captured, args)
                 stock = end_to_end.errors_against(theirs, exact)
             return self._why_wrong(ways["convoy"], args, exact, stock)
@@ -230,7 +231,7 @@ class TracedGraph:
         """The plan launch by launch, or on a GPU as one graph between copies, whichever the clock prefers; and why it is slow."""
         runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: self._stock(args)}
         runs |= {name: (lambda way=way: way(args)) for name, way in ways.items()}
-        with torch.no_grad(), stock_convolutions(args[0].device):
+        with torch.no_grad(), convolutions("as_torch", args[0].device):
             timed = end_to_end.interleave(runs, cuda=args[0].is_cuda, most_s=deadline.left_s)
         best = min(ways, key=lambda name: timed[name].median_ms)
         faster = end_to_end.is_faster(timed[best], timed["torch.eager"])

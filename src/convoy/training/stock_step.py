@@ -16,8 +16,8 @@ from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import LIFTED, StepTensors
 from convoy.capture.tensor_substitution import TensorSubstitution
 from convoy.engines.group_norm_backward import guarded
+from convoy.engines.torch_flags import convolutions
 from convoy.engines.torch_operators import DTYPES
-from convoy.measurement.device.stock_convolutions import stock_convolutions
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end import OutputErrors
 from convoy.pipeline.check.end_to_end_check import ComparedRun, EndToEndCheck
@@ -154,8 +154,8 @@ def _wide(value: Any) -> Any:
 class StepCheck(EndToEndCheck):
     """Loss and gradients of stock step and program; the user's model is not touched.
 
-    Where cuDNN searches (`stock_convolutions`), it does so from PyTorch's first step on, for that one's plans are kept.
-    Where there is no float64 run, the baseline's error is what rounding alone does to PyTorch's own step.
+    cuDNN searches from PyTorch's first step on: the first plan of a convolution that is found is kept. Where there is no float64
+    run, the baseline's error is what rounding alone does to PyTorch's own step.
 
     Args:
         stock: PyTorch's step.
@@ -223,7 +223,7 @@ class StepCheck(EndToEndCheck):
 
     def context(self) -> AbstractContextManager[object]:
         """Convolutions as PyTorch runs them."""
-        return stock_convolutions(self._inputs[0].device)
+        return convolutions("as_torch", self._inputs[0].device)
 
     def stock(self) -> ComparedRun:
         """PyTorch's step: on a GPU as one graph, where it can be captured."""

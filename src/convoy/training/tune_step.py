@@ -14,7 +14,7 @@ from torch import nn
 from convoy import plan as plans
 from convoy.deadline import Deadline
 from convoy.errors import CaptureError, InputError, SelectionError
-from convoy.measurement.device.stock_convolutions import first_answer_wanted
+from convoy.measurement.device.cudnn_search import cudnn_search
 from convoy.pipeline.ceilings import is_brief
 from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.observer import Observer
@@ -170,7 +170,7 @@ def tune_training_step(
         shown(settings.progress and observer is None) as watch,
         preserve_global_state(),  # copies are run and numbers are drawn, which training must not notice
         profiled(settings) as recorder,
-        first_answer_wanted(is_brief(settings.effort, deadline)),
+        cudnn_search(device.type, allowed=not is_brief(settings.effort, deadline)),
         torch.inference_mode(False),
         torch.autocast(device.type, enabled=False),
     ):

@@ -12,10 +12,9 @@ from torch.utils import _pytree as pytree
 from convoy.capture.state.attribute_snapshot import AttributeSnapshot
 from convoy.capture.state.call_leftovers import CallLeftovers, values_at
 from convoy.capture.state.python_state import is_torchs
-from convoy.engines.torch_flags import without_onednn
+from convoy.engines.torch_flags import convolutions, without_onednn
 from convoy.errors import CaptureError
 from convoy.measurement.accuracy import relative_error
-from convoy.measurement.device.stock_convolutions import stock_convolutions
 from convoy.pipeline.check.rounding import fixed_seed
 from convoy.pipeline.isolation import IsolatedCopy, attributes_of
 from convoy.program.calls import tensors_of
@@ -163,7 +162,7 @@ def _after_other_values(isolated: IsolatedCopy, device: str) -> list[torch.Tenso
     copy = isolated.another()
     args, kwargs = pytree.tree_map(_other_value, copy.arguments())
     try:
-        with torch.no_grad(), stock_convolutions(torch.device(device)), fixed_seed():
+        with torch.no_grad(), convolutions("as_torch", torch.device(device)), fixed_seed():
             copy.model(*args, **kwargs)
     except Exception:  # the user's forward may refuse these values in any way
         return None
@@ -178,7 +177,7 @@ def _other_value(value: Any) -> Any:
 
 def _calls(isolated: IsolatedCopy, device: str, count: int) -> list[_Call]:
     made: list[_Call] = []
-    with torch.no_grad(), stock_convolutions(torch.device(device)):
+    with torch.no_grad(), convolutions("as_torch", torch.device(device)):
         for _ in range(count):
             snapshot, before = AttributeSnapshot(isolated.model), attributes_of(isolated.model)
             args, kwargs = isolated.arguments()

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from convoy.measurement.device.stock_convolutions import stock_convolutions
+from convoy.engines.torch_flags import convolutions
 from convoy.pipeline.check import end_to_end
 from convoy.pipeline.check.end_to_end_check import ComparedRun, EndToEndCheck
 from convoy.pipeline.check.net_oracle import run_oracle
@@ -27,7 +27,7 @@ FIRST_SAMPLE: Final = 4
 class NetCheck(EndToEndCheck):
     """Compares the outputs of the stock module and of a program.
 
-    Where cuDNN searches (`stock_convolutions`), it does so from the stock module's first call on, for that one's plans are kept.
+    cuDNN's search is on from the stock module's first call: PyTorch keeps the first plan that it finds for a convolution.
 
     Args:
         net: the captured net.
@@ -58,7 +58,7 @@ class NetCheck(EndToEndCheck):
     @contextmanager
     def context(self) -> Generator[None]:
         """No gradients, and convolutions as PyTorch runs them."""
-        with torch.no_grad(), stock_convolutions(torch.device("cuda" if self.cuda else "cpu")):
+        with torch.no_grad(), convolutions("as_torch", torch.device("cuda" if self.cuda else "cpu")):
             yield
 
     def stock(self) -> ComparedRun:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from convoy.measurement.device.stock_convolutions import stock_convolutions
+from convoy.engines.torch_flags import convolutions
 from convoy.program.cuda.recording import CAPTURE_FAILURES, recording
 
 
@@ -50,7 +50,7 @@ def capture_stock(run: Callable[[], object], *, reads: object) -> Callable[[], o
         reads: what must live as long as the graph: the graph holds addresses alone.
     """
     stream = torch.cuda.Stream()
-    with stock_convolutions(stream.device):
+    with convolutions("as_torch", stream.device):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):

@@ -264,7 +264,7 @@ def test_cudnn_searches_from_the_stock_modules_first_call_on(monkeypatch: pytest
     held: list[bool] = []
 
     @contextmanager
-    def recorded(device: torch.device) -> Generator[None]:
+    def recorded(numerics: str, device: torch.device) -> Generator[None]:
         held.append(True)
         yield
         held.pop()
@@ -281,7 +281,7 @@ def test_cudnn_searches_from_the_stock_modules_first_call_on(monkeypatch: pytest
         importlib.import_module, ("convoy.pipeline.check.net_check", "convoy.training.stock_step")
     )
     for module in (net_check, stock_step):
-        monkeypatch.setattr(module, "stock_convolutions", recorded)
+        monkeypatch.setattr(module, "convolutions", recorded)
     x = torch.ones(2)
     program = SimpleNamespace(runnable=lambda inputs: [inputs[0] + 1])
     net = SimpleNamespace(

@@ -33,7 +33,9 @@ def test_only_the_first_process_finds_nothing(script: Any, monkeypatch: pytest.M
         for path in caches:
             path.mkdir(exist_ok=True)
         database.touch()
-        return SimpleNamespace(stdout=f"noise\n{json.dumps({'first_s': len(seen), 'cpu_s': 2 * len(seen)})}\n")
+        return SimpleNamespace(
+            returncode=0, stdout=f"noise\n{json.dumps({'first_s': len(seen), 'cpu_s': 2 * len(seen)})}\n"
+        )
 
     monkeypatch.setattr(script.subprocess, "run", child)
     rounds = [script.three_starts("net", 2, "fp16", "cpu") for _ in range(3)]
@@ -43,6 +45,11 @@ def test_only_the_first_process_finds_nothing(script: Any, monkeypatch: pytest.M
         "first_s": 4, "again_s": 5, "stored_s": 6, "first_cpu_s": 8, "again_cpu_s": 10, "stored_cpu_s": 12,
     }  # fmt: skip
     assert figures["first_s"] == {"p50": 4, "p20": 1, "p80": 7}
+
+
+def test_a_child_that_fails_is_told_in_a_line(script: Any) -> None:
+    with pytest.raises(SystemExit, match=r"^no_such_net: .*InputError: model: got 'no_such_net'"):
+        script.three_starts("no_such_net", 1, "fp32", "cpu")
 
 
 def test_the_table_has_a_column_for_each_start(script: Any) -> None:

@@ -27,8 +27,6 @@ def cudnn_search(device: str, *, allowed: bool) -> Generator[None]:
         yield
         return
     users_own = torch.backends.cudnn.benchmark
-    with convolutions(
-        "as_torch", torch.device(device)
-    ):  # the flag has a holder now: whoever holds it inside leaves it as it is
+    with convolutions("as_torch", torch.device(device)):  # the flag has a holder now: contexts inside leave it as it is
         torch.backends.cudnn.benchmark = users_own
         yield

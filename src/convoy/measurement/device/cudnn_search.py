@@ -27,6 +27,7 @@ def cudnn_search(device: str, *, allowed: bool) -> Generator[None]:
         yield
         return
     users_own = torch.backends.cudnn.benchmark
-    with convolutions("as_torch", torch.device(device)):  # the flag has a holder now: contexts inside leave it as it is
+    # A flag that is held stays as it is in the contexts inside, each of which would turn the search on (`HeldFlag`).
+    with convolutions("as_torch", torch.device(device)):
         torch.backends.cudnn.benchmark = users_own
         yield

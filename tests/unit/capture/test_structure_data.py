@@ -15,7 +15,7 @@ from convoy.errors import InputError
 
 
 class Nested(nn.Module):
-    """What a segmentation net and a classifier return: an ordered dict, and the named tuple of `topk`."""
+    """Returns an ordered dict, as segmentation nets do, with the named tuple of `topk` in it."""
 
     def forward(self, x: torch.Tensor) -> Any:
         return OrderedDict(out=x + 1, best=torch.topk(x, 2)), [{"sum": x.sum()}, None]

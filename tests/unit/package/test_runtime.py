@@ -71,7 +71,7 @@ def test_resnet18_gives_the_bits_of_python(libconvoy: Libconvoy, tmp_path: Path)
 def test_views_of_whole_values_are_copies(
     libconvoy: Libconvoy, tmp_path: Path, memory_format: torch.memory_format
 ) -> None:
-    """What is flattened, or becomes images, belongs to no kernel; several pixels each."""
+    """No kernel computes a flattening of several pixels, or the opposite."""
     x = X.contiguous(memory_format=memory_format)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

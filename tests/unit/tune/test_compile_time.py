@@ -1,4 +1,4 @@
-"""Whether slow compilers are done in time: by the seconds that are left, and by what is compiled already."""
+"""A time limit leaves slow compilers a share of its seconds; what this process has compiled needs none."""
 
 from __future__ import annotations
 

@@ -202,7 +202,9 @@ def _kept(first: TunedPlan, second: TunedPlan) -> TunedPlan:
     found = dataclasses.replace(first.found, measured=second.found.measured)
     worse = "gives wrong results" if second.built.wrong else "is slower"
     why = f"the plan of the {found.measured} candidates that were measured afterwards {worse}"
-    return dataclasses.replace(_noted(first, found, prediction_notes(found, why)), complete=first.complete)
+    kept = _noted(first, found, prediction_notes(found, why))
+    built = dataclasses.replace(kept.built, tuned_s=second.built.tuned_s)  # with the time of these measurements
+    return TunedPlan(built, found, first.complete)
 
 
 def _noted(first: TunedPlan, found: SearchResult, after: Sequence[str]) -> TunedPlan:

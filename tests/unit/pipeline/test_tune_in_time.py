@@ -71,13 +71,14 @@ class Stages:
 
     def _build(self, found: SearchResult, settings: Settings, deadline: Deadline) -> BuiltPlan:
         assert deadline is self.deadline
+        tuned_s = self.now
         self.now += self.build_s
         notes = tuple(tune_in_time.prediction_notes(found))
         plan = Plan("net", "0" * 16, (), {}, "as_torch", (), "exact", notes=notes)
         took = self.times_ms[settings.effort]
         outcome = CheckOutcome(Latency("torch.eager", (10.0,)), Latency("convoy", (took,)), EXACT, EXACT)
         wrong = self.wrong.get(settings.effort, "")
-        return BuiltPlan(None, plan, Program(plan, None, None), outcome, wrong, 0.0)  # type: ignore[arg-type]
+        return BuiltPlan(None, plan, Program(plan, None, None), outcome, wrong, tuned_s)  # type: ignore[arg-type]
 
     def announce(self, line: str) -> None:
         self.lines.append(line)
@@ -126,6 +127,7 @@ def test_what_turns_out_slower_or_wrong_does_not_replace_the_first_answer(monkey
         assert f"the plan of the 3 candidates that were measured afterwards {why}" in notes
         assert "effort none" not in notes
         assert kept.found.measured == 3
+        assert kept.built.tuned_s > 20  # of 30: these were measured meanwhile
 
 
 def test_where_no_time_is_left_the_first_answer_says_why_nothing_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,14 +225,15 @@ def _step(step: BoundStep, captured: Captured, region: Region | None, contents: 
 
 def _copy(step: BoundStep, region: Region | None, contents: _Contents) -> Launch | None:
     """PyTorch's view of a dense value as a copy, by the kernel that changes memory formats; None for any other step."""
-    viewed = region is not None and any(
-        launches_no_kernel(problem) for problem in region.problems if problem.key == step.step.problem
-    )
-    count = step.specs[0].elements
-    value_bytes = step.specs[0].size_bytes // max(count, 1)
-    if not viewed or step.step.config.engine != BASELINE or not count or value_bytes not in cpu_layout.SIZES:
+    if region is None or step.step.config.engine != BASELINE:
         return None
-    one_channel = 1, 1, count, 1, value_bytes, torch.get_num_threads()
+    if not any(launches_no_kernel(problem) for problem in region.problems if problem.key == step.step.problem):
+        return None
+    spec = step.specs[0]
+    value_bytes = spec.size_bytes // max(spec.elements, 1)  # 0 of an empty value
+    if value_bytes not in cpu_layout.SIZES:
+        return None
+    one_channel = 1, 1, spec.elements, 1, value_bytes, torch.get_num_threads()
     return Launch(contents.kernel(cpu_layout.kernel(value_bytes)), one_channel, (), (("arg", 0), ("result", 0)))
 
 

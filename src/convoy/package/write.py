@@ -225,9 +225,8 @@ def _step(step: BoundStep, captured: Captured, region: Region | None, contents: 
 
 def _copy(step: BoundStep, region: Region | None, contents: _Contents) -> Launch | None:
     """PyTorch's view of a dense value as a copy, by the kernel that changes memory formats; None for any other step."""
-    if region is None or step.step.config.engine != BASELINE:
-        return None
-    if not any(launches_no_kernel(problem) for problem in region.problems if problem.key == step.step.problem):
+    problems = [] if region is None else [one for one in region.problems if one.key == step.step.problem]
+    if step.step.config.engine != BASELINE or not any(map(launches_no_kernel, problems)):
         return None
     spec = step.specs[0]
     value_bytes = spec.size_bytes // max(spec.elements, 1)  # 0 of an empty value

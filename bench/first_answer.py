@@ -1,8 +1,8 @@
 """How long until a net's first answer, and does `time_s` hold? Question `first-answer`, each figure in a fresh process.
 
 - `first_s`: seconds of `convoy.optimize` at effort `none` and the first call, with torch imported; importing convoy counts. The
-  database and the caches of all compilers (Triton's, Inductor's, Convoy's own) are empty; Python's bytecode is there, as after
-  an installation.
+  database and the caches of all compilers (Triton's, Inductor's, Convoy's own) are empty; Python's bytecode is there, Convoy's
+  and that of the installed packages, as after `pip install`.
 - `again_s`: the same with an empty database and the caches that the first process left: nothing is compiled twice.
 - `stored_s`: the same with the first process's database too: the call starts from the plan that was found there (a busy machine's
   verdict that nothing is faster than PyTorch is not stored: the notes say how often a plan was there).
@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the repository, which holds the package `bench`
 
-from bench.shared.bytecode import compile_package
+from bench.shared.bytecode import compile_installed_packages, compile_package
 from bench.shared.command_line import run_main
 from bench.shared.record import Recorder
 from bench.shared.rows import Row
@@ -192,6 +192,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     compile_package(Path(convoy.__file__).parent)
+    compile_installed_packages()
     recorder: Recorder | None = None
     for net in options.nets.split(","):
         case = (net, options.batch, options.dtype, options.device)
@@ -209,7 +210,7 @@ def recorder_for(found: dict[str, Any], folder: Path | None) -> Recorder:
         "first-answer",
         device=found["device"],
         versions=found["versions"],
-        protocol=f"a fresh process each, {usable_cores()} cores",
+        protocol=f"a fresh process each, bytecode compiled, {usable_cores()} cores",
         folder=folder,
         machine={"host": host()},
     )

@@ -85,6 +85,7 @@ def test_a_run_that_is_cut_short_keeps_the_nets_before(
 
     monkeypatch.setattr(script, "three_starts", starts)
     monkeypatch.setattr(script, "compile_package", lambda folder: None)
+    monkeypatch.setattr(script, "compile_installed_packages", lambda: None)
     monkeypatch.setattr(
         script.sys, "argv", ["", "--nets", "one,second,third", "--rounds", "1", "--folder", str(tmp_path)]
     )

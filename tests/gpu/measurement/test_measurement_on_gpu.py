@@ -10,6 +10,8 @@ from convoy.engines.base import Executable
 from convoy.engines.library.aten import Aten
 from convoy.engines.manifest import load_engine
 from convoy.measurement import ChildRunner, InProcessRunner, Request, detect_target, floor_us, peaks
+from convoy.measurement.processes.builder_servers import ONE_COMPILER, ONE_THREAD, BuilderServers
+from convoy.measurement.processes.process import START_S, WorkerProcess, worker_handshake
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.timer import time_rounds
 from convoy.perfdb.row import Status
@@ -123,6 +125,20 @@ def test_a_lost_context_is_one_row_and_the_rest_goes_on():
     assert rows["aten"].ok, rows["aten"].reason
     assert rows["needs_host"].status is Status.LAUNCH_ERROR
     assert runner.starts == 2
+
+
+def test_builders_that_see_the_gpu_are_forked_with_inductor_imported():
+    with BuilderServers() as servers:
+        server = servers.take(on_device=True)
+        try:
+            hello = worker_handshake(detect_target("cuda"), (), 60.0, role="build")
+            worker = WorkerProcess(hello, {**ONE_THREAD, **ONE_COMPILER}, start=server.fork)
+            try:
+                assert worker.receive(START_S) == {"ready": True}
+            finally:
+                worker.end()
+        finally:
+            server.close()
 
 
 def test_builders_fill_the_cache_ahead_of_the_clock(tmp_path, monkeypatch):

@@ -16,6 +16,9 @@ ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
 NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": ""}
 """For builders that do not see the GPU."""
 
+UNOPENED: Final = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Has `torch.cuda.is_available()` ask NVML, which opens no GPU: some versions of Inductor ask when they are imported."""
+
 INDUCTOR: Final = (
     "torch._inductor.compile_fx",
     "torch._inductor.codegen.triton",
@@ -56,4 +59,4 @@ class BuilderServers:
 
 
 def _server(*, on_device: bool) -> WorkerServer:
-    return WorkerServer({**NO_DEVICE, **ONE_THREAD, **ONE_COMPILER}, INDUCTOR if on_device else ())
+    return WorkerServer({**NO_DEVICE, **UNOPENED, **ONE_THREAD, **ONE_COMPILER}, INDUCTOR if on_device else ())

@@ -190,8 +190,7 @@ class BuilderPool:
         while (job := self._jobs.get()) is not None:
             try:
                 if worker is None:
-                    with phase("builder", "start"):
-                        worker = self._start(index)
+                    worker = self._start(index)
                 if worker is not None and self._begins(job):
                     with phase("builder", job.key[1].engine):
                         worker.send(job.message)
@@ -217,10 +216,12 @@ class BuilderPool:
         """A builder that is ready: a forked one, or a new process if that fails. None after `close`."""
         if self._server is not None:
             try:
-                return self._start_by(self._server.fork, index)
+                with phase("builder", "start"):
+                    return self._start_by(self._server.fork, index)
             except (TimeoutError, WorkerEndedError):
                 self._end(index)
-        return self._start_by(spawn, index)
+        with phase("builder", "start" if self._server is None else "start, as no fork worked"):
+            return self._start_by(spawn, index)
 
     def _start_by(self, start: Start, index: int) -> WorkerProcess | None:
         hello = worker_handshake(self._target, self._extra_engines, self._timeout_s, role="build")

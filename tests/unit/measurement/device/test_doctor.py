@@ -1,3 +1,4 @@
+import compileall
 import functools
 
 import pytest
@@ -138,3 +139,14 @@ def test_an_engine_that_lacks_instructions_says_so(monkeypatch):
     for targets in ([detect_target("cpu")], [detect_target("cpu"), CAPABLE_GPU]):
         (found,) = (one for one in engine_availability(targets) if one.engine == "cpu.direct_bf16")
         assert (found.devices, found.reason) == ((), "needs a CPU with AMX")
+
+
+def test_an_installation_without_bytecode_is_named_with_what_mends_it(tmp_path):
+    module = tmp_path / "torch" / "__init__.py"
+    module.parent.mkdir()
+    module.write_text("x = 1\n", encoding="utf-8")
+    (finding,) = doctor._bytecode(module)
+    assert not finding.ok
+    assert f"python -m compileall -q {tmp_path}`" in finding.means
+    compileall.compile_dir(tmp_path, quiet=2)
+    assert doctor._bytecode(module) == []

@@ -16,7 +16,7 @@ import torch
 from convoy.engines.manifest import load_engine
 from convoy.engines.triton.triton_build import installed
 from convoy.measurement import detect_target
-from convoy.measurement.processes import worker_fork
+from convoy.measurement.processes import builder_servers, worker_fork
 from convoy.measurement.processes.builders import BuilderPool
 from convoy.measurement.processes.process import WorkerEndedError, WorkerProcess
 from convoy.measurement.processes.worker_server import WorkerServer, can_fork
@@ -97,6 +97,29 @@ def test_a_worker_refuses_a_gpu_that_was_opened_before_the_fork(monkeypatch: pyt
     worker_fork.check_gpu_unopened({"CUDA_VISIBLE_DEVICES": ""})
     with pytest.raises(RuntimeError, match="has opened the GPU"):
         worker_fork.check_gpu_unopened({"CUDA_VISIBLE_DEVICES": "0"})
+
+
+@pytest.mark.parametrize("asks_nvml", [True, False])
+def test_the_servers_modules_may_ask_for_a_gpu_and_open_none(monkeypatch: pytest.MonkeyPatch, asks_nvml: bool):
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(builder_servers, "WorkerServer", lambda environment, modules: started.append(environment))
+    builder_servers.BuilderServers().start()
+    assert len(started) == 2
+    opened: list[bool] = []
+
+    def opens() -> int:  # as the driver's: it sees no device, and yet no fork may use one afterwards
+        opened.append(True)
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", opens, raising=False)
+    for environment in started:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        if not asks_nvml:
+            monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK")
+        assert not torch.cuda.is_available()
+    assert len(opened) == (0 if asks_nvml else 2)
 
 
 def test_a_worker_that_fails_says_how(server: WorkerServer):

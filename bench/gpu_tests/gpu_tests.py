@@ -91,8 +91,20 @@ def run(phase: Phase, limit_s: float, log: Path, gpus: tuple[str, ...]) -> Outco
                 env=environment,
             )
         except subprocess.TimeoutExpired:
-            return Outcome(0, 0, 0, time.perf_counter() - start, ended=False)
+            return counted_so_far(log.read_text(errors="replace"), time.perf_counter() - start)
     return counted(log.read_text(errors="replace"), time.perf_counter() - start)
+
+
+def verdicts(output: str) -> list[tuple[str, str]]:
+    """Each test that has ended and its verdict, in pytest's words, from the lines that `-v` and `-n` print."""
+    return [(test, word) for word, test in re.findall(r"^\[gw\d+\] .*?\] (\w+) (\S+)", output, re.MULTILINE)]
+
+
+def counted_so_far(output: str, seconds: float) -> Outcome:
+    """The numbers of a run that the time limit stopped."""
+    words = [word for _, word in verdicts(output)]
+    failed = words.count("FAILED") + words.count("ERROR")
+    return Outcome(words.count("PASSED"), failed, words.count("SKIPPED"), seconds, ended=False)
 
 
 def counted(output: str, seconds: float) -> Outcome:
@@ -130,8 +142,11 @@ def main() -> int:
         right = outcome.ended and outcome.failed == 0 and outcome.passed > 0
         green &= right
         words = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
-        words = words if outcome.ended else f"did not end within {options.limit:.0f} s"
+        words = words if outcome.ended else f"stopped after {options.limit:.0f} s: {words} until then"
         print(f"{phase.name}: {words} in {outcome.seconds:.0f} s ({log})", flush=True)
+        for test, word in verdicts(log.read_text(errors="replace")):
+            if word in ("FAILED", "ERROR"):
+                print(f"  {word} {test}", flush=True)
         recorder.add(
             subject=phase.name, provider="convoy", metric="tests_s", unit="s", p50=outcome.seconds, ok=right, note=words
         )

@@ -29,6 +29,21 @@ def test_the_last_line_is_counted(
     assert (outcome.passed, outcome.failed, outcome.skipped, outcome.ended) == (passed, failed, skipped, ended)
 
 
+def test_a_run_that_the_time_limit_stops_keeps_its_verdicts() -> None:
+    script = importlib.import_module("bench.gpu_tests.gpu_tests")
+    lines = [
+        "tests/gpu/a.py::test_a[x y]",
+        "[gw3] [  1%] PASSED tests/gpu/a.py::test_a[xy]",
+        "[gw0] [  2%] FAILED tests/gpu/a.py::test_b",
+        "[gw11] [ 10%] SKIPPED tests/gpu/a.py::test_c",
+        "[gw1] [ 11%] ERROR tests/gpu/a.py::test_d",
+        "[gw1] [ 12%] PAS",
+    ]
+    outcome = script.counted_so_far("\n".join(lines), 2.0)
+    assert (outcome.passed, outcome.failed, outcome.skipped, outcome.ended) == (1, 2, 1, False)
+    assert [test for test, word in script.verdicts("\n".join(lines)) if word == "FAILED"] == ["tests/gpu/a.py::test_b"]
+
+
 def test_every_test_on_a_gpu_is_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {path for phase in importlib.import_module("bench.gpu_tests.gpu_tests").PHASES for path in phase.paths}
     root = BENCH.parent / "tests" / "gpu"

@@ -31,7 +31,7 @@ from bench.shared.record import Recorder
 
 NETS = "alexnet,vgg19,googlenet,resnet50,mobilenet_v2,densenet121,efficientnet_b0"
 PEERS = ("aten", "onednn")
-ENGINES = ("cpu.direct", "cpu.direct_bf16", "cpu.depthwise", "cpu.winograd")
+ENGINES = ("cpu.direct", "cpu.direct_bf16", "cpu.depthwise", "cpu.grouped", "cpu.winograd")
 ROUNDS = 9
 
 

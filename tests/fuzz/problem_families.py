@@ -169,6 +169,13 @@ def _first_layers(direction: str) -> Callable[[random.Random], Problem]:
     return family
 
 
+def _groups(draw: random.Random) -> Problem:
+    """Groups of several channels and filters, as many or not."""
+    groups, channels = draw.randint(2, 5), draw.choice((1, 2, 3, 4, 8, 8, 12, 16, 24, 32))
+    filters = draw.choice((channels, channels, 4 * draw.randint(1, 8)))
+    return _conv(draw, groups * channels, groups * filters, groups=groups)
+
+
 def _first_layers_tf32(draw: random.Random) -> Problem:
     """Images of few channels as PyTorch would multiply them in fp32."""
     axis = (draw.choice((3, 5, 7, 11)), draw.randint(0, 3), draw.choice((1, 2, 2, 4)), 1)
@@ -573,6 +580,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "first layers": _first_layers("fprop"),
     "first layers' weight gradients": _first_layers("wgrad"),
     "first layers in tf32": _first_layers_tf32,
+    "groups of several": _groups,
     "depthwise in halves": _depthwise_halves,
     "depthwise": _depthwise("fprop"),
     "depthwise data gradients": _depthwise("dgrad"),

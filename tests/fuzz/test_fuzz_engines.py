@@ -39,7 +39,10 @@ OWN = [
     for name in MANIFEST
     for direction in claims(name)
 ]
-OWN += [pytest.param(name, "fprop", "cpu", id=f"{name}-fprop-cpu") for name in ("pruned.c", "pruned.channels")]
+OWN += [
+    pytest.param(name, "fprop", "cpu", id=f"{name}-fprop-cpu")
+    for name in ("cpu.grouped", "pruned.c", "pruned.channels")
+]
 OWN += [
     pytest.param(name, "piece", "cpu", id=f"{name}-piece-cpu")
     for name in (

@@ -38,6 +38,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cpu.direct": "convoy.engines.cpu.cpu_direct",
     "cpu.direct_bf16": "convoy.engines.cpu.bf16.cpu_direct_bf16",
     "cpu.depthwise": "convoy.engines.cpu.cpu_depthwise",
+    "cpu.grouped": "convoy.engines.cpu.grouped.cpu_grouped",
     "cpu.pooling": "convoy.engines.cpu.cpu_pooling",
     "cpu.concat": "convoy.engines.cpu.cpu_concat",
     "cpu.layout": "convoy.engines.cpu.cpu_layout",

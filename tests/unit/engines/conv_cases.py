@@ -37,6 +37,7 @@ SHAPES = {
     "7x1 with stride 2 across": ConvProblem(1, 4, 12, 9, 6, 7, 1, 3, 0, 1, 2),
     "4x2": ConvProblem(2, 3, 11, 10, 5, 4, 2, 1, 0),
     "grouped 5x5": ConvProblem(2, 6, 20, 21, 4, 5, 5, 2, 2, groups=2),
+    "groups of eight": ConvProblem(1, 24, 9, 14, 24, 3, 3, 1, 1, groups=3),
     "depthwise": ConvProblem(2, 8, 10, 9, 8, 3, 3, 1, 1, groups=8),
     "depthwise, two filters a channel": ConvProblem(1, 4, 9, 9, 8, 3, 3, 1, 1, 2, 2, groups=4),
     "dilation 2 and 3": ConvProblem(1, 4, 12, 14, 4, 3, 3, 2, 3, 1, 1, 2, 3),

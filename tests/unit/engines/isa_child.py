@@ -15,8 +15,27 @@ from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
 from tests.unit.engines.conv_cases import SHAPES, of_dtype
 
-ENGINES = ("aten", "onednn", "gemm", "cpu.direct", "cpu.direct_bf16", "cpu.depthwise", "cpu.winograd", "zeroskip.cpu")
-NAMES = ("3x3 padded", "3x3 long reduction", "3x3 stride 2", "1x1", "depthwise", "dilation 2 and 3", "grouped 5x5")
+ENGINES = (
+    "aten",
+    "onednn",
+    "gemm",
+    "cpu.direct",
+    "cpu.direct_bf16",
+    "cpu.depthwise",
+    "cpu.grouped",
+    "cpu.winograd",
+    "zeroskip.cpu",
+)
+NAMES = (
+    "3x3 padded",
+    "3x3 long reduction",
+    "3x3 stride 2",
+    "1x1",
+    "depthwise",
+    "dilation 2 and 3",
+    "grouped 5x5",
+    "groups of eight",
+)
 ONE_COLUMN = (
     ConvProblem(1, 2, 2, 7, 1, 4, 7, 3, 3, 1, 2, 1, 2),
     ConvProblem(1, 2, 7, 1, 1, 3, 4, 0, 2, 1, 2),

@@ -39,7 +39,7 @@ def test_engines_are_exact_on_integers_at_every_level_that_the_cpu_has(level):
     assert found["lanes"] == lanes
     assert min(found["ran"].values()) >= 2
     assert {"aten", "onednn", "gemm"} <= set(found["ran"])
-    assert not compiler() or {"cpu.direct", "cpu.depthwise", "cpu.winograd"} <= set(found["ran"])
+    assert not compiler() or {"cpu.direct", "cpu.depthwise", "cpu.grouped", "cpu.winograd"} <= set(found["ran"])
     assert not compiler() or ("cpu.direct_bf16" in found["ran"]) == (ours in ("avx512_bf16", "amx"))
     newest_of_ours = kernel_levels(cpu_flags(), "")[-1]
     assert (found["march"] == "-march=native") == (ours == newest_of_ours)

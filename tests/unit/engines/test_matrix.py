@@ -136,7 +136,7 @@ def test_every_engine_for_a_cpu_is_tried():
     everywhere = {"aten", "reference", "gemm", "pointwise", "winograd2", "winograd4", "fft", "fft_tiled"}
     assert everywhere <= tried
     if CPU.version("cxx"):
-        assert {"cpu.direct", "cpu.depthwise", "cpu.winograd", "zeroskip.cpu"} <= tried
+        assert {"cpu.direct", "cpu.depthwise", "cpu.grouped", "cpu.winograd", "zeroskip.cpu"} <= tried
 
 
 @pytest.mark.parametrize("target", [CPU, H100], ids=["cpu", "cuda"])

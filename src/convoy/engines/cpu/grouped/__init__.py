@@ -1,0 +1,1 @@
+"""Convolutions in few groups of several channels, on a CPU."""

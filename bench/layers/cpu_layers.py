@@ -48,6 +48,8 @@ def kind_of(problem: ConvProblem) -> str:
     """What people call such a layer."""
     if problem.groups == problem.c > 1:
         return "depthwise"
+    if problem.groups > 1:
+        return f"groups of {problem.k // problem.groups}"
     if problem.r == problem.s == 1:
         return "1x1"
     if problem.c <= 3:

@@ -19,7 +19,10 @@ from torch import nn
 from convoy.graph.layers import triple
 from convoy.problem import Conv3dProblem, ConvProblem
 
-NETS = ("alexnet", "vgg19", "googlenet", "resnet50", "inception_v3", "mobilenet_v2", "densenet121", "efficientnet_b0")
+NETS = (
+    "alexnet", "vgg19", "googlenet", "resnet50", "inception_v3", "mobilenet_v2", "densenet121", "efficientnet_b0", "regnet_y_400mf",
+    "resnext50_32x4d",
+)  # fmt: skip
 COLUMNS = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w",
            "groups")  # fmt: skip
 VOLUME_COLUMNS = ("n", "c", "d", "h", "w", "k", "t", "r", "s", "pad_d", "pad_h", "pad_w", "stride_d", "stride_h", "stride_w",

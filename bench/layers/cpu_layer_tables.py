@@ -16,11 +16,11 @@ def cpu_layers_table(rows: Sequence[Row], title: str) -> str:
 
     The last column counts a direct sum's operations; Winograd does fewer.
     """
-    layers: dict[tuple[str, str, str], dict[tuple[str, str], float]] = {}
-    flops: dict[tuple[str, str, str], dict[str, float]] = {}
+    layers: dict[tuple[str, str, str, str], dict[tuple[str, str], float]] = {}
+    flops: dict[tuple[str, str, str, str], dict[str, float]] = {}
     for row in rows:
         words = dict(word.split("=", 1) for word in row["note"].split() if "=" in word)
-        case = row["subject"].split()[0], row["batch"], words["kind"].replace("_", " ")
+        case = row["subject"].split()[0], row["dtype"], row["batch"], words["kind"].replace("_", " ")
         name = NAMES.get(row["provider"], "ours")
         if row["ok"] == "true":
             took = layers.setdefault(case, {})
@@ -33,8 +33,8 @@ def cpu_layers_table(rows: Sequence[Row], title: str) -> str:
     lines = [
         f"{title}, {dtypes}, {rows[0]['device']}, commit {commits}, {rows[0]['versions']}; milliseconds of all layers of a kind",
         "",
-        f"| net | batch | layers | {' | '.join(names)} | over the better of both | ours, GFLOP/s |",
-        "|---|---|---|" + "---|" * (len(names) + 2),
+        f"| net | dtype | batch | layers | {' | '.join(names)} | over the better of both | ours, GFLOP/s |",
+        "|---|---|---|---|" + "---|" * (len(names) + 2),
     ]
     for case, took in layers.items():
         sums = {name: math.fsum(time for (engine, _), time in took.items() if engine == name) for name in names}

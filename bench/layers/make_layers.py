@@ -20,8 +20,8 @@ from convoy.graph.layers import triple
 from convoy.problem import Conv3dProblem, ConvProblem
 
 NETS = (
-    "alexnet", "vgg19", "googlenet", "resnet50", "inception_v3", "mobilenet_v2", "densenet121", "efficientnet_b0", "regnet_y_400mf",
-    "resnext50_32x4d",
+    "alexnet", "vgg19", "googlenet", "resnet50", "inception_v3", "mobilenet_v2", "densenet121", "efficientnet_b0",
+    "regnet_y_400mf", "resnext50_32x4d",
 )  # fmt: skip
 COLUMNS = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w",
            "groups")  # fmt: skip

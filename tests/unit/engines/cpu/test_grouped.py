@@ -82,10 +82,11 @@ def test_integers_are_exact_at_every_border(shape: str, dtype: str, threads: int
         ({"groups": 40}, "a multiple of 4, got 40 groups of 1 channels and 1 filters"),
         ({"c": 200}, "at most 32 channels and filters"),
         ({"k": 200}, "at most 32 channels and filters"),
+        ({"w": 100_000}, "input rows of at most 1048576 bytes, got 9600192"),
         ({"layout": "nchw"}, "needs layout nhwc"),
         ({"x_dtype": "fp16", "weight_dtype": "fp16", "y_dtype": "fp16"}, "needs fp32 or bf16, got fp16"),
     ],
-    ids=["no groups", "depthwise", "channels", "filters", "layout", "dtype"],
+    ids=["no groups", "depthwise", "channels", "filters", "rows", "layout", "dtype"],
 )
 def test_what_it_does_not_take_has_a_reason(change: dict[str, object], reason: str) -> None:
     support = ENGINE.supports(replace(BASE, **change), CPU)

@@ -13,7 +13,7 @@ import torch
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.compilers.host_compiler import lanes
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.cpu_direct import MOST_LANES, PIXELS, vectors
+from convoy.engines.cpu.cpu_direct import PIXELS, vectors
 from convoy.engines.cpu.native_launch import KernelSource, Native, NativeExecutable
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, STORED, VECTOR_FLAGS, storage_kernel, taken
 from convoy.problem import ConvProblem, Problem
@@ -33,6 +33,9 @@ MOST_PIXELS: Final = 12
 
 SLOT_BYTES: Final = 16 << 10
 """Bytes of a band's input values, if one output row does not need more: half of a first cache of 32 KB."""
+
+MOST_SLOT_BYTES: Final = 1 << 20
+"""Bytes of one output row's input values at most: half of a second cache of 2 MB, for each value is read once a tap."""
 
 _CONVOLUTION: Final = (
     "n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "p", "q", "groups",
@@ -72,11 +75,16 @@ class GroupedPartition:
         return GroupedPartition(bands, width, ((most - 1) * problem.stride_h + reach) * width * channels)
 
 
+def register(filters: int) -> int:
+    """Floats of the largest register that a group's filters fill without a rest."""
+    return next(width for width in (lanes(), 8, LEAST_LANES) if width <= lanes() and filters % width == 0)
+
+
 def kernel(problem: ConvProblem) -> KernelSource:
     """The kernel for groups of the problem's size and its stride: a net has few, and each compiles in a second."""
     channels, filters = problem.c // problem.groups, problem.k // problem.groups
     stride = problem.stride_w if problem.stride_w < 3 else 0
-    width = next(width for width in (lanes(), 8, LEAST_LANES) if width <= lanes() and filters % width == 0)
+    width = register(filters)
     pixels = min(MOST_PIXELS, PIXELS * vectors() * width // filters)
     function = f"convoy_grouped_{channels}_{filters}_{stride}"
     found = storage_kernel(SOURCE, CpuGrouped.id, function, problem.x_dtype, VECTOR_FLAGS)
@@ -138,6 +146,9 @@ class CpuGrouped(Engine):
                 f"needs groups of at most {MOST_CHANNELS} channels and filters, these a multiple of {LEAST_LANES}, got"
                 f" {problem.groups} groups of {channels} channels and {filters} filters"
             )
+        held = 4 * GroupedPartition.of(problem).slot_floats
+        if held > MOST_SLOT_BYTES:
+            return Support.no(f"needs a group's input rows of at most {MOST_SLOT_BYTES} bytes, got {held}")
         return support
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
@@ -145,12 +156,15 @@ class CpuGrouped(Engine):
         assert isinstance(problem, ConvProblem)
         return 4 * torch.get_num_threads() * GroupedPartition.of(problem).slot_floats
 
+    def samples(self) -> Sequence[Problem]:
+        """Groups of eight, as in a RegNet."""
+        return (ConvProblem(1, 64, 56, 56, 64, 3, 3, 1, 1, groups=8, layout="nhwc"),)
+
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """The multiplications, of which a register that is not full does fewer at once, and each tensor once."""
         assert isinstance(problem, ConvProblem)
-        filters = problem.k // problem.groups
-        full = min(1.0, filters / MOST_LANES)
-        return estimate_us(KernelWork(int(problem.flops / full), problem.bytes_min, 1), target)
+        registers = lanes() // register(problem.k // problem.groups)
+        return estimate_us(KernelWork(problem.flops * registers, problem.bytes_min, 1), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The library is compiled once for all problems with groups of this size."""

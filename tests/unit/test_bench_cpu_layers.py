@@ -1,4 +1,4 @@
-"""bench/layers/cpu_layer_tables.py: what is added up, and what is not."""
+"""bench/layers/cpu_layer_tables.py: sums by net, dtype, batch and kind of layer."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from convoy.problem import EngineConfig
 
 COMPILE_S: Final[Mapping[str, float]] = {"cpu": 2.0, "cuda": 2.0}
 """Seconds that a slow compiler takes for a candidate, by device. Inductor's C++ took 1.0 to 5.9 s, 1.9 s in the mean (27
-subgraphs of ResNet-18's training step, two cores). For a GPU other processes compile too: a first answer
-waited 20 s for the 10 subgraphs of ResNet-50's training step (batch 32, fp32, an H200's machine with 32 cores, 50c0b065), where
-each process imported PyTorch's compiler by itself, and 5 to 10 s where they were forked from one that had (16 cores)."""
+subgraphs of ResNet-18's training step, two cores). For a GPU other processes compile too. A first answer waited 20 s for the 10
+subgraphs of ResNet-50's training step (batch 32, fp32, an H200's machine with 32 cores, 50c0b065), where each process imported
+PyTorch's compiler by itself, and 5 to 10 s where they were forked from one that had (16 cores, 14537fcf)."""
 
 COMPILE_SHARE: Final = 0.5
 """Part of the time left that compiling may take; the rest is for building, checking and timing."""

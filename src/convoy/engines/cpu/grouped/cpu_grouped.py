@@ -110,7 +110,7 @@ class _Grouped(NativeExecutable):
         self.use(kernel(problem))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """The weight as [groups, r, s, c, k], and the bias, zero where there is none, in fp32."""
+        """Pack the weight as [groups, r, s, c, k] in fp32, and one bias a filter, zero without one."""
         problem, weight = self._problem, constants[0].detach().float()
         in_groups = weight.reshape(problem.groups, -1, *weight.shape[1:]).permute(0, 3, 4, 2, 1).contiguous()
         bias = constants[1].detach().float() if problem.epilogue.bias else weight.new_zeros(problem.k)

@@ -90,7 +90,8 @@ def bind(
         keys = [step_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
         builds.build(plan.steps, keys, None)
     slots = _slots(captured.graph.inputs, plan.steps)
-    outputs = [_output_slot(name, plan, slots, captured.graph) for name in captured.graph.outputs]
+    made = {result: step.layout for step in plan.steps for result in step.results}
+    outputs = [_output_slot(name, plan, made, slots, captured.graph) for name in captured.graph.outputs]
     executables = [
         adapted(packed[key][0], problem, region, captured.graph)
         for key, problem, region in zip(keys, problems, verified.regions, strict=True)
@@ -262,12 +263,21 @@ def _constants(captured: Captured, region: Region | None) -> list[torch.Tensor]:
     return [] if region is None else [captured.constants[name] for name in region.constants]
 
 
-def _output_slot(name: str, plan: Plan, slots: Mapping[str, int], graph: Graph) -> int:
-    """The slot that holds an output in the memory format that the caller gets."""
+def _output_slot(name: str, plan: Plan, made: Mapping[str, str], slots: Mapping[str, int], graph: Graph) -> int:
+    """The slot that holds an output in the memory format that the caller gets.
+
+    Args:
+        name: of the output.
+        plan: its border says what the caller gets.
+        made: layouts of the steps that make the values.
+        slots: by value.
+        graph: knows the rank.
+    """
     rank = len(graph.values[name].spec.shape)
-    made = {result: layout_beside(step.layout, rank) for step in plan.steps for result in step.results}
     wanted = plan.border.get(name, ANY_LAYOUT)
     for slot_name in (f"{name}@{wanted}", name):
-        if slot_name in slots and (slot_name not in made or wanted in (ANY_LAYOUT, made[slot_name])):
+        layout = made.get(slot_name)
+        fits = layout is None or wanted in (ANY_LAYOUT, layout_beside(layout, rank))
+        if slot_name in slots and fits:
             return slots[slot_name]
     raise PlanError("steps", name, f"a step that makes this output in layout {wanted}")

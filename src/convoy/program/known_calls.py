@@ -30,10 +30,12 @@ class KnownCall:
     Attributes:
         program: the program, which takes the arguments as they are given.
         strides: strides of its outputs.
+        flat: the arguments are the graph's inputs, in order.
     """
 
     program: Program
     strides: OutputStrides
+    flat: bool
 
     def may_run(self, args: tuple[torch.Tensor, ...]) -> bool:
         """Whether no gradient is asked for, and torch's modes are those in which the program was made."""
@@ -58,7 +60,7 @@ class KnownCalls:
         """Remember that a program has run a call with these arguments, and with no others."""
         key = _key(args)
         if key is not None and len(self._calls) < MOST_CALLS:
-            self._calls[key] = KnownCall(program, strides)
+            self._calls[key] = KnownCall(program, strides, program.is_flat(args))
 
 
 def _key(args: tuple[Any, ...]) -> Key | None:
@@ -77,11 +79,13 @@ def run_checked(
     strides: OutputStrides,
     model: nn.Module,
     why_stale: Callable[[], str | None],
+    *,
+    flat: bool = False,
 ) -> tuple[Any, str | None]:
     """Run a program of a module unless it is stale.
 
     A GPU gets its work before the module's state is checked, which takes tens of microseconds (ResNet-50 has 320 tensors). If the
-    state has changed, the result is thrown away.
+    state has changed, the result is thrown away. `flat` is as in a call of the program.
 
     Returns:
         The results, and why the program is stale (None: it is not).
@@ -91,10 +95,10 @@ def run_checked(
         torch._C._set_grad_enabled(False)  # `torch.no_grad` takes ten times as long
     try:
         if isinstance(program.runnable, CudaGraphProgram):
-            made = program(args, kwargs, strides, model)
+            made = program(args, kwargs, strides, model, flat=flat)
             return made, why_stale()
         reason = why_stale()
-        return (program(args, kwargs, strides, model) if reason is None else None), reason
+        return (program(args, kwargs, strides, model, flat=flat) if reason is None else None), reason
     finally:
         if had_gradients:
             torch._C._set_grad_enabled(True)

@@ -166,7 +166,7 @@ class OptimizedModule(StockInterface):
         if known is None or not known.may_run(args):
             return self._run_unknown(args, kwargs)
         model = cast("nn.Module", self._modules["model"])  # a tenth of the time of `self.model`
-        made, reason = run_checked(known.program, args, kwargs, known.strides, model, cache.why_stale)
+        made, reason = run_checked(known.program, args, kwargs, known.strides, model, cache.why_stale, flat=known.flat)
         return made if reason is None else self._run_stock(args, kwargs, reason, kind="stale")
 
     # --- copies -------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, Protocol
 
 import torch
@@ -78,6 +79,8 @@ class Program:
         kwargs: dict[str, Any],
         strides: calls.Strides | str = "as made",
         model: nn.Module | None = None,
+        *,
+        flat: bool = False,
     ) -> Any:
         """Run on arguments of the captured structure. Outputs with other strides than `strides` are copied.
 
@@ -86,10 +89,11 @@ class Program:
             kwargs: keyword arguments.
             strides: strides of the outputs; "as made": as for the arguments that the program was made for.
             model: the module whose own tensors are returned where the captured module returns its own; None: copies are.
+            flat: `is_flat` said so of a call with tensors of the same kinds: they are not looked at again.
         """
         if self.runnable is None or self.captured is None:
             raise InputError("plan", "baseline", "a plan with steps")
-        made = self.runnable(self.captured.flatten_inputs(args, kwargs))
+        made = self.runnable(args if flat else self.captured.flatten_inputs(args, kwargs))
         if isinstance(strides, str):
             made = in_known_strides(made, self.captured.strides)
         else:
@@ -97,6 +101,13 @@ class Program:
         if model is not None and self.captured.returned:
             made = with_own_tensors(made, self.captured.returned, model)
         return self.captured.unflatten_outputs(made)
+
+    def is_flat(self, args: tuple[Any, ...]) -> bool:
+        """Whether these positional arguments are the graph's inputs, in order."""
+        if self.captured is None:
+            return False
+        inputs = self.captured.flatten_inputs(args)
+        return len(inputs) == len(args) and all(map(is_, inputs, args))
 
 
 def with_own_tensors(

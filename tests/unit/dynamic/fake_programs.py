@@ -59,7 +59,10 @@ class SizeProgram(Program):
         kwargs: dict[str, Any],
         strides: calls.Strides | str = "as made",
         model: nn.Module | None = None,
+        *,
+        flat: bool = False,
     ) -> Any:
+        assert not flat
         assert calls.signature_of(args, kwargs) == self.signature
         assert self.net is not None
         assert self.ran is not None

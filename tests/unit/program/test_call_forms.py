@@ -69,9 +69,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     seen: list[int] = []
     run = Program.__call__
 
-    def counted(self: Program, *args: Any) -> object:
+    def counted(self: Program, *args: Any, flat: bool = False) -> object:
         seen.append(1)
-        return run(self, *args)
+        return run(self, *args, flat=flat)
 
     monkeypatch.setattr(Program, "__call__", counted)
     with torch.no_grad(), warnings.catch_warnings():

@@ -60,9 +60,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     seen: list[int] = []
     run = Program.__call__
 
-    def counted(self: Program, *args: object) -> object:
+    def counted(self: Program, *args: object, flat: bool = False) -> object:
         seen.append(1)
-        return run(self, *args)  # type: ignore[arg-type]
+        return run(self, *args, flat=flat)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Program, "__call__", counted)
     with torch.no_grad(), warnings.catch_warnings():

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import convoy
-from convoy.program import known_calls
+from convoy.capture import Captured
+from convoy.program import Program, known_calls
 from convoy.program.known_calls import KnownCalls
 from convoy.program.optimized_module import OptimizedModule
 from tests.unit.program.fast_net import X, always_kept, classifier
@@ -158,10 +159,26 @@ def test_copies_and_pickles_know_nothing(fast: OptimizedModule, long_way: list[i
     assert len(long_way) == 2
 
 
+def test_inputs_in_another_order_than_the_arguments_are_flattened(
+    monkeypatch: pytest.MonkeyPatch, tuned: OptimizedModule
+):
+    """Arguments that are the graph's inputs go to the program as they are."""
+    program, known = tuned.programs[0], KnownCalls()
+    known.keep((X,), program, "as made")
+    found = known.find((X,))
+    assert found is not None
+    assert found.flat
+    monkeypatch.setattr(Captured, "flatten_inputs", lambda self, args, kwargs=None: [args[0].clone()])
+    assert not program.is_flat((X,))
+    monkeypatch.setattr(Captured, "flatten_inputs", lambda self, args, kwargs=None: [*args, *args])
+    assert not program.is_flat((X,))
+    assert not Program(program.plan, None, None).is_flat((X,))
+
+
 def test_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch, tuned: OptimizedModule):
     monkeypatch.setattr(known_calls, "MOST_CALLS", 3)
     known = KnownCalls()
-    calls = [(torch.ones(size),) for size in range(5)]
+    calls = [(torch.empty_strided(X.shape, (gap * X.stride(0), *X.stride()[1:])),) for gap in range(1, 6)]
     for call in calls:
         known.keep(call, tuned.programs[0], "as made")
     assert [known.find(call) is not None for call in calls] == [True] * 3 + [False] * 2

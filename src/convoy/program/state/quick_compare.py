@@ -14,7 +14,7 @@ import torch
 
 from convoy.program import calls
 from convoy.program.state.object_fields import DICT_VERSION, OBJECT_TYPE, MemoryWords, can_read
-from convoy.program.state.tensor_fields import tensor_fields
+from convoy.program.state.tensor_fields import tensor_fields, write_counts
 
 _VERSION: Final = attrgetter("_version")
 
@@ -114,8 +114,9 @@ class Addresses:
 class VersionCounters:
     """Detects tensors that were written in place.
 
-    Autograd compares all counters at once when it hands out what a function saved for its backward pass. The tensors are saved
-    that way by a function that nobody differentiates.
+    Their counters are read from PyTorch's memory. Where that is not possible, autograd compares all counters at once when it
+    hands out what a function saved for its backward pass: the tensors are saved that way by a function that nobody
+    differentiates. That takes three times as long.
 
     Args:
         aliases: what `Tensor.detach` returned for dense tensors: it shares their counters. A tensor that is saved itself has an
@@ -124,12 +125,15 @@ class VersionCounters:
     """
 
     def __init__(self, aliases: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = ()) -> None:
-        self._saved = _saved(aliases)
-        self._summed = [*others, *(aliases if self._saved is None else ())]
+        self._counts = write_counts(aliases)
+        self._saved = _saved(aliases) if self._counts is None else None
+        self._summed = [*others, *(aliases if self._counts is None and self._saved is None else ())]
         self._sum = sum(map(_VERSION, self._summed))
 
     def unwritten(self) -> bool:
         """Whether no tensor was written in place."""
+        if self._counts is not None and not self._counts.unwritten():
+            return False
         if self._saved is not None:
             try:
                 self._saved.grad_fn.saved_tensors  # pyright: ignore  # noqa: B018 - it raises if a counter differs

@@ -28,6 +28,7 @@ def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return True
     monkeypatch.setattr(object_fields, "_READABLE", frozenset())
     monkeypatch.setattr(tensor_fields, "_OFFSETS", None)
+    monkeypatch.setattr(tensor_fields, "_COUNTER_OFFSETS", None)
     if request.param == "functions":
         if quick_compare._COUNT is None:
             pytest.skip("this PyTorch counts no writes to dicts")
@@ -131,7 +132,10 @@ def test_tensors_of_other_kinds_are_counted_one_by_one(counted: bool):
     assert not counters.unwritten()
 
 
-def test_hooks_and_transforms_of_the_caller_see_nothing():
+@pytest.mark.parametrize("by_fields", [True, False])
+def test_hooks_and_transforms_of_the_caller_see_nothing(by_fields: bool, monkeypatch: pytest.MonkeyPatch):
+    if not by_fields:
+        monkeypatch.setattr(tensor_fields, "_COUNTER_OFFSETS", None)
     packed: list[torch.Tensor] = []
     one = nn.Parameter(torch.ones(2))
 
@@ -155,12 +159,15 @@ def test_hooks_and_transforms_of_the_caller_see_nothing():
     assert not any(counters.unwritten() for counters in found)
 
 
-def test_the_users_tensors_stay_as_they_are():
+@pytest.mark.parametrize("by_fields", [True, False])
+def test_the_users_tensors_stay_as_they_are(by_fields: bool, monkeypatch: pytest.MonkeyPatch):
     """Nothing else owns them, so that they can be swapped; they get no hooks and no place in a graph; and all memory is freed."""
     one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(2))
     alias = one.detach()
+    if not by_fields:
+        monkeypatch.setattr(tensor_fields, "_COUNTER_OFFSETS", None)
     counters = VersionCounters([alias])
-    assert counters._saved is not None
+    assert (counters._counts is not None, counters._saved is not None) == (by_fields, not by_fields)
     assert (one._use_count(), one.grad_fn, one.grad, one._version) == (1, None, None, 0)
     torch.utils.swap_tensors(one, other)
     gc.collect()

@@ -13,16 +13,33 @@ STALE = " (stale: the code has changed since)"
 
 
 def fair_table(rows: Sequence[Row], title: str) -> str:
-    """A table for each commit of the newest code, and the names of the other commits; empty where no row has these figures."""
+    """A table for each commit of the newest code; then of older code, each with the cases that no table before has.
+
+    Empty where no row has these figures. Commits without a table of their own are named.
+    """
     timed = [row for row in rows if row["metric"] in KINDS]
-    if all(row["metric"] == "latency_ms" for row in timed):
+    fair = [row for row in timed if row["metric"] != "latency_ms"]
+    if not fair:
         return ""
-    shown = [own[0]["commit"] for own in by_commit([row for row in timed if row["metric"] != "latency_ms"])]
-    tables = [_table([row for row in timed if row["commit"] == commit], title) for commit in shown]
-    left = sorted({row["commit"] for row in timed} - set(shown))
+    newest = [own[0]["commit"] for own in by_commit(fair)]
+    dates = {row["commit"]: row["date"] for row in fair if row["commit"] not in newest}
+    tables = [_table([row for row in timed if row["commit"] == commit], title) for commit in newest]
+    known = {_case(row) for row in fair if row["commit"] in newest}
+    shown = set(newest)
+    for commit in sorted(dates, key=lambda commit: dates[commit], reverse=True):
+        own = [row for row in timed if row["commit"] == commit and _case(row) not in known]
+        if any(fair_cases(own, metric) for metric in KINDS):
+            tables.append(_table(own, title))
+            shown.add(commit)
+            known |= {_case(row) for row in own}
+    left = sorted({row["commit"] for row in timed} - shown)
     if left:
         tables.append(f"Rows of other commits are in the file and not in these tables: {', '.join(left)}.")
     return "\n\n".join(tables)
+
+
+def _case(row: Row) -> Setting:
+    return row["subject"], row["dtype"], row["batch"]
 
 
 def _table(own: Sequence[Row], title: str) -> str:

@@ -75,6 +75,32 @@ def test_means_are_geometric_and_name_the_least() -> None:
     assert mean == (pytest.approx(4.0), pytest.approx(2.0), 2)
 
 
+def test_cases_that_only_older_code_has_are_shown_apart() -> None:
+    """Newest first; what was measured again since is not shown a second time."""
+    new = [
+        row(name, time, code="c", date="2026-01-03T00:00:00+00:00") for name, time in (("convoy", 1.0), ("jax", 2.0))
+    ]
+    olds = [
+        {**row(name, time, code=code, commit=commit, date=f"2026-01-0{day}T00:00:00+00:00"), "subject": subject}
+        for day, commit, code, subjects in (
+            (2, "bbbbbbb", "d", ("net", "other")),
+            (1, "eeeeeee", "e", ("other", "third")),
+        )
+        for subject in subjects
+        for name, time in (("convoy", 1.0), ("jax", 1.5))
+    ]
+    page = fair_table([*olds, *new], "Nets")
+    first, second, third = page.split("Nets, a GPU, commit ")[1:]
+    assert first.startswith("aaaaaaa")
+    assert second.startswith(f"bbbbbbb{STALE}")
+    assert third.startswith(f"eeeeeee{STALE}")
+    shown = [
+        [line.split(" | ")[0][2:] for line in part.splitlines() if "jax" in line] for part in (first, second, third)
+    ]
+    assert shown == [["net"], ["other"], ["third"]]
+    assert "Rows of other commits" not in page
+
+
 def test_without_replays_there_is_no_fair_table() -> None:
     assert fair_table([row("convoy", 1.0, "latency_ms")], "Nets") == ""
 

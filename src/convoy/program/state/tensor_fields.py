@@ -217,9 +217,7 @@ def _counter_offsets() -> CounterOffsets | None:
         offsets = zip(counts, _PROBED_WRITES, strict=True)
         made = CounterOffsets(found, _only([_index(words, writes) for words, writes in offsets]))
         return made if _sees_writes(made) else None
-    except (
-        Exception
-    ):  # everything: each name may be missing in another PyTorch, and the system may let nobody read its memory
+    except Exception:  # everything: names may be missing in another PyTorch; a system may hide memory
         return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from bench.shared.fair import KINDS, FairCase, by_commit, fair_cases, means
+from bench.shared.fair import KINDS, FairCase, by_commit, by_older_code, fair_cases, means
 from bench.shared.rows import Row, Setting
 from bench.shared.timed_code import is_stale
 
@@ -21,25 +21,14 @@ def fair_table(rows: Sequence[Row], title: str) -> str:
     fair = [row for row in timed if row["metric"] != "latency_ms"]
     if not fair:
         return ""
-    newest = [own[0]["commit"] for own in by_commit(fair)]
-    dates = {row["commit"]: row["date"] for row in fair if row["commit"] not in newest}
-    tables = [_table([row for row in timed if row["commit"] == commit], title) for commit in newest]
-    known = {_case(row) for row in fair if row["commit"] in newest}
-    shown = set(newest)
-    for commit in sorted(dates, key=lambda commit: dates[commit], reverse=True):
-        own = [row for row in timed if row["commit"] == commit and _case(row) not in known]
-        if any(fair_cases(own, metric) for metric in KINDS):
-            tables.append(_table(own, title))
-            shown.add(commit)
-            known |= {_case(row) for row in own}
-    left = sorted({row["commit"] for row in timed} - shown)
+    commits = {row["commit"] for row in fair}
+    fair = [row for row in timed if row["commit"] in commits]
+    parts = [*by_commit(fair), *by_older_code(fair)]
+    tables = [_table(own, title) for own in parts]
+    left = sorted({row["commit"] for row in timed} - {own[0]["commit"] for own in parts})
     if left:
         tables.append(f"Rows of other commits are in the file and not in these tables: {', '.join(left)}.")
     return "\n\n".join(tables)
-
-
-def _case(row: Row) -> Setting:
-    return row["subject"], row["dtype"], row["batch"]
 
 
 def _table(own: Sequence[Row], title: str) -> str:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 
 from bench.layers.gpu_layer_tables import fastest
-from bench.shared.fair import Setting, before_replays, newest_cases, newest_commit
+from bench.shared.fair import Setting, before_replays, by_older_code, fair_cases, newest_cases, newest_commit
 from bench.shared.rows import Row, gain_of, geometric_mean, preferred_first, rows_of, settings
 from bench.shared.timed_code import is_stale
 
@@ -71,8 +71,8 @@ FEW_NETS = 6
 
 
 def _fair_headline(rows: Sequence[Row], older: Sequence[Row]) -> str:
-    own = [row for row in rows if row["metric"] == "replay_ms"]
-    cases = newest_cases(own, "replay_ms") if own else {}
+    replays = [row for row in rows if row["metric"] == "replay_ms"]
+    cases = newest_cases(replays, "replay_ms") if replays else {}
     if not cases:
         return ""
     own = [case.ours for case in cases.values()]
@@ -86,7 +86,14 @@ def _fair_headline(rows: Sequence[Row], older: Sequence[Row]) -> str:
         f"mean over {nets} nets ({kinds}; {len(gains)} cases, from {min(gains):.2f}x to {max(gains):.2f}x), "
         "device time with device time"
     )
-    if nets < FEW_NETS and older:
+    further = [case for part in by_older_code(replays) for case in fair_cases(part, "replay_ms").values()]
+    if nets < FEW_NETS and further:
+        gains = [case.gain for case in further]
+        spread = f"{geometric_mean(gains):.2f}x, from {min(gains):.2f}x to {max(gains):.2f}x"
+        figure += (
+            f"; by older code ({_commits([case.ours for case in further])}) in {len(gains)} further cases: {spread}"
+        )
+    elif nets < FEW_NETS and older:
         before = _gains(older)
         more = len({row["subject"] for row in older})
         figure += f"; by older code over {more} nets, {len(before)} cases: {geometric_mean(before):.2f}x"

@@ -60,6 +60,25 @@ def by_commit(rows: Sequence[Row]) -> list[list[Row]]:
     return [newest, *([row for row in rows if row["commit"] == commit] for commit in others)]
 
 
+def by_older_code(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each commit of older code, newest first, without the cases of newer rows. Each has at least one fair case."""
+    newest = by_commit(rows)
+    known = {_case(row) for own in newest for row in own}
+    commits = {row["commit"] for own in newest for row in own}
+    dates = {row["commit"]: row["date"] for row in rows if row["commit"] not in commits}
+    found: list[list[Row]] = []
+    for commit in sorted(dates, key=lambda commit: dates[commit], reverse=True):
+        own = [row for row in rows if row["commit"] == commit and _case(row) not in known]
+        if any(fair_cases(own, metric) for metric in KINDS):
+            found.append(own)
+            known |= {_case(row) for row in own}
+    return found
+
+
+def _case(row: Row) -> Setting:
+    return row["subject"], row["dtype"], row["batch"]
+
+
 def newest_cases(rows: Sequence[Row], metric: str) -> dict[Setting, FairCase]:
     """The cases of the newest code; each is of one commit, the newest that has it."""
     found: dict[Setting, FairCase] = {}

@@ -195,6 +195,25 @@ def test_a_row_of_other_code_is_marked_and_is_no_headline(monkeypatch: pytest.Mo
         assert answers.headline().startswith(words)
 
 
+def test_a_headline_of_few_nets_names_the_further_cases_of_older_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a new run of the nets with the largest gains alone would be all that is said."""
+    code = whole_net_code("cpu")
+    rows = [
+        {
+            **row(name, time, commit=commit, code=own, date=f"2026-01-0{day}T00:00:00+00:00"),
+            "subject": net,
+            "versions": "v",
+        }
+        for day, commit, own, nets in ((2, "aaaaaaa", code, "a"), (1, "bbbbbbb", "0" * 12, "abc"))
+        for net in nets
+        for name, time in (("convoy", 1.0), ("jax", {"a": 4.0, "b": 1.2, "c": 1.0}[net]))
+    ]
+    monkeypatch.setattr(answers, "rows_of", lambda _question: [rows])
+    words = answers.headline()
+    assert words.startswith("**4.00x**")
+    assert "; by older code (bbbbbbb) in 2 further cases: 1.10x, from 1.00x to 1.20x." in words
+
+
 def test_each_paper_has_its_figures_or_says_that_it_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     page = papers.RESULTS_PAGE.read_text(encoding="utf-8")
     for name, write in papers.PAPERS.items():

@@ -103,14 +103,13 @@ def bind(
     steps = with_frees(steps, outputs)
     values = captured.graph.values
     return BoundPlan(
-        steps=steps,
-        slot_names=slot_names,
+        steps=steps, slot_names=slot_names,
         inputs=tuple((values[name].spec, plan.border.get(name, ANY_LAYOUT)) for name in captured.graph.inputs),
         outputs=tuple(outputs),
         workspace_bytes=max((bound.executable.workspace_bytes for bound in steps), default=0),
         resident_bytes=sum(executable.resident_bytes(given) for executable, given in packed.values()),
         plan=plan,
-    )
+    )  # fmt: skip
 
 
 def _bound_steps(

@@ -91,12 +91,12 @@ def _fair_headline(rows: Sequence[Row], older: Sequence[Row]) -> str:
         gains = [case.gain for case in further]
         spread = f"{geometric_mean(gains):.2f}x, from {min(gains):.2f}x to {max(gains):.2f}x"
         figure += (
-            f"; by older code ({_commits([case.ours for case in further])}) in {len(gains)} further cases: {spread}"
+            f". By older code ({_commits([case.ours for case in further])}), in {len(gains)} further cases: {spread}"
         )
     elif nets < FEW_NETS and older:
         before = _gains(older)
         more = len({row["subject"] for row in older})
-        figure += f"; by older code over {more} nets, {len(before)} cases: {geometric_mean(before):.2f}x"
+        figure += f". By older code, over {more} nets, {len(before)} cases: {geometric_mean(before):.2f}x"
     if is_stale(own[0]):
         figure = "Not measured since the last change of the code that runs a net; the [results](docs/results/index.md) are older"
     return f"{figure}.[^headline]\n\n[^headline]: Commit {_commits(own)}; {own[0]['versions']}."

@@ -76,7 +76,7 @@ def test_means_are_geometric_and_name_the_least() -> None:
 
 
 def test_cases_that_only_older_code_has_are_shown_apart() -> None:
-    """Newest first; what was measured again since is not shown a second time."""
+    """The newest commit stands first, and a case stands in one table alone."""
     new = [
         row(name, time, code="c", date="2026-01-03T00:00:00+00:00") for name, time in (("convoy", 1.0), ("jax", 2.0))
     ]
@@ -211,7 +211,7 @@ def test_a_headline_of_few_nets_names_the_further_cases_of_older_code(monkeypatc
     monkeypatch.setattr(answers, "rows_of", lambda _question: [rows])
     words = answers.headline()
     assert words.startswith("**4.00x**")
-    assert "; by older code (bbbbbbb) in 2 further cases: 1.10x, from 1.00x to 1.20x." in words
+    assert ". By older code (bbbbbbb), in 2 further cases: 1.10x, from 1.00x to 1.20x." in words
 
 
 def test_each_paper_has_its_figures_or_says_that_it_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,7 +243,7 @@ def _sees_writes(offsets: CounterOffsets) -> bool:
 
 
 def _words_if_readable(address: int, count: int) -> list[int]:
-    """Words of this process's memory; raises OSError where there is none, which a pointer that is none would lead to."""
+    """Words of this process's memory. Where nothing lies at the address, it raises OSError, and reading by ctypes would crash."""
     with Path("/proc/self/mem").open("rb", buffering=0) as memory:
         memory.seek(address)
         return list(memoryview(memory.read(count * WORD)).cast("Q"))

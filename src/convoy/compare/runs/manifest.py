@@ -84,7 +84,7 @@ def _load() -> float:
 def commit() -> str:
     """The commit that is run: git's, or `CONVOY_COMMIT` where the tree was copied without its history; empty for a release."""
     named = commit_from_environment(os.environ)
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     if named or not (root / ".git").exists():
         return named
     return ask_tool(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"])

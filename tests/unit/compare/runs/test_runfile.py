@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from convoy.compare.frameworks import FRAMEWORKS
+from convoy.compare.runs import manifest
 from convoy.compare.runs.manifest import PACKAGES, cpu_clocks, make_manifest
 from convoy.compare.runs.rows import STATUSES, Figure, Row
 from convoy.compare.runs.runfile import Run, from_dict, read, resumed, to_dict, write
@@ -186,3 +188,21 @@ def test_clocks_are_what_the_system_says_or_nothing(tmp_path: Path) -> None:
     (tmp_path / "scaling_max_freq").write_text("3700000\n")
     (tmp_path / "scaling_min_freq").write_text("unknown\n")
     assert cpu_clocks(tmp_path) == {"governor": "performance", "most_mhz": "3700"}
+
+
+def test_the_commit_of_a_checkout_is_gits(monkeypatch: pytest.MonkeyPatch):
+    """Rows that are recorded later, from another state of the tree, name the commit that was run."""
+    root = Path(__file__).parents[4]
+    if not (root / ".git").exists():
+        pytest.skip("no checkout with its history")
+    monkeypatch.delenv("CONVOY_COMMIT", raising=False)
+    head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    found = manifest.commit()
+    assert len(found) >= 12
+    assert head.stdout.startswith(found)
+
+
+def test_without_its_history_a_tree_names_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CONVOY_COMMIT", raising=False)
+    monkeypatch.setattr(manifest, "__file__", str(tmp_path / "src" / "convoy" / "compare" / "runs" / "manifest.py"))
+    assert manifest.commit() == ""
